@@ -1,0 +1,113 @@
+"""What a training needs to know besides the model and the data: frozen, validated, with units in the names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from tfdist.errors import ConfigError
+
+StrategyName = Literal["auto", "single", "mirrored", "multi_worker_mirrored"]
+STRATEGIES: tuple[str, ...] = ("auto", "single", "mirrored", "multi_worker_mirrored")
+
+
+def _check_positive(owner: str, values: Mapping[str, Any], problems: list[str]) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            problems.append(f"{owner}.{name}: expected a whole number of at least 1, got {value!r}")
+
+
+@dataclass(frozen=True)
+class ComputeConfig:
+    """Where the training runs.
+
+    Args:
+        slots: number of workers (CPU) or of GPUs (with ``use_gpu``).
+        use_gpu: give each worker its share of the GPUs that Spark scheduled to its task.
+        gpu_resource_name: name of the Spark resource that holds the GPUs.
+        strategy: ``auto`` is ``single`` for one slot and ``multi_worker_mirrored`` for more.
+        threads_per_worker: TensorFlow's intra-op threads in each worker; None leaves TensorFlow's own choice.
+        env: variables set in the training processes before TensorFlow is imported.
+        show_output: ``chief`` streams the chief's output to the driver, ``all`` every worker's, ``none`` nobody's.
+        startup_timeout_s: seconds in which all workers must have met.
+    """
+
+    slots: int = 1
+    use_gpu: bool = False
+    gpu_resource_name: str = "gpu"
+    strategy: StrategyName = "auto"
+    threads_per_worker: int | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    show_output: Literal["chief", "all", "none"] = "chief"
+    startup_timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        _check_positive("compute", {"slots": self.slots}, problems)
+        if self.threads_per_worker is not None:
+            _check_positive("compute", {"threads_per_worker": self.threads_per_worker}, problems)
+        if self.strategy not in STRATEGIES:
+            problems.append(f"compute.strategy: expected one of {', '.join(STRATEGIES)}, got {self.strategy!r}")
+        if self.strategy == "single" and self.slots != 1:
+            problems.append(f"compute.strategy: 'single' takes one slot, got {self.slots}; use 'multi_worker_mirrored'")
+        if self.show_output not in ("chief", "all", "none"):
+            problems.append(f"compute.show_output: expected chief, all or none, got {self.show_output!r}")
+        if self.startup_timeout_s <= 0:
+            problems.append(f"compute.startup_timeout_s: expected seconds above 0, got {self.startup_timeout_s!r}")
+        bad = [k for k, v in self.env.items() if not isinstance(k, str) or not isinstance(v, str)]
+        if bad:
+            problems.append(f"compute.env: expected text values, got other types for {', '.join(map(repr, bad))}")
+        if problems:
+            raise ConfigError(problems)
+
+    @property
+    def strategy_in_force(self) -> str:
+        """The strategy's name with ``auto`` decided."""
+        if self.strategy != "auto":
+            return self.strategy
+        return "single" if self.slots == 1 else "multi_worker_mirrored"
+
+
+@dataclass(frozen=True)
+class FitConfig:
+    """How the model is trained.
+
+    Args:
+        epochs: passes over the training rows.
+        global_batch: rows per step over all workers together.
+        seed: decides initial weights, the order of the rows and everything random.
+        shuffle: mix the rows anew each epoch; False trains in the order of the source.
+        drop_remainder: leave out the last, smaller batch of each epoch.
+        validation_batch: rows per validation step over all workers; None takes ``global_batch``.
+        output_dir: where the trained model is kept; None takes a new folder beside the cached data. Every worker
+            and the driver must see it.
+        verbose: Keras' own progress output on the chief (0, 1 or 2).
+    """
+
+    epochs: int = 1
+    global_batch: int = 256
+    seed: int = 0
+    shuffle: bool = True
+    drop_remainder: bool = False
+    validation_batch: int | None = None
+    output_dir: str | Path | None = None
+    verbose: int = 0
+
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        _check_positive("fit", {"epochs": self.epochs, "global_batch": self.global_batch}, problems)
+        if self.validation_batch is not None:
+            _check_positive("fit", {"validation_batch": self.validation_batch}, problems)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
+            problems.append(f"fit.seed: expected a whole number from 0 to 4294967295, got {self.seed!r}")
+        if self.verbose not in (0, 1, 2):
+            problems.append(f"fit.verbose: expected 0, 1 or 2, got {self.verbose!r}")
+        if problems:
+            raise ConfigError(problems)
+
+
+def field_names(config: type) -> tuple[str, ...]:
+    """Names of a configuration's fields, in their order."""
+    return tuple(f.name for f in fields(config))
