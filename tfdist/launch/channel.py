@@ -1,0 +1,108 @@
+"""The line from the workers to the driver while a training runs: authenticated, one JSON object a line.
+
+The driver listens on the address that executors reach it under anyway. A client proves that it knows the secret of the
+run by answering a nonce with its HMAC; the secret itself travels with the Spark task. What arrives is parsed as JSON
+only. A worker that cannot reach the driver trains on without a line: results return through Spark.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+import socketserver
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tfdist.launch.protocol import Event
+
+_CONNECT_TIMEOUT_S = 10.0
+_LONGEST_LINE = 1 << 20
+
+
+@dataclass(frozen=True)
+class ChannelAddress:
+    """Where the driver listens, and the secret of the run."""
+
+    host: str
+    port: int
+    secret: str
+
+
+def _proof(secret: str, nonce: str) -> str:
+    return hmac.new(secret.encode(), nonce.encode(), hashlib.sha256).hexdigest()
+
+
+@contextmanager
+def listen(host: str, bind: str, receive: Callable[[Event], None]) -> Iterator[ChannelAddress]:
+    """Accept events while the block runs.
+
+    Args:
+        host: under which executors reach this process.
+        bind: the address to listen on.
+        receive: called for each event, from threads of the channel.
+    """
+    secret = secrets.token_hex(32)
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            nonce = secrets.token_hex(16)
+            self.wfile.write(f"{nonce}\n".encode())
+            answer = self.rfile.readline(_LONGEST_LINE).decode(errors="replace").strip()
+            if not hmac.compare_digest(answer, _proof(secret, nonce)):
+                return
+            for line in iter(lambda: self.rfile.readline(_LONGEST_LINE), b""):
+                event = json.loads(line)
+                if isinstance(event, dict):
+                    receive(event)
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        block_on_close = False
+        address_family = socket.AF_INET6 if ":" in bind else socket.AF_INET
+
+        def handle_error(self, request: object, client_address: object) -> None:
+            pass  # a client that breaks off mid-line is no matter of the driver's
+
+    with Server((bind, 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, name="tfdist-events", daemon=True)
+        thread.start()
+        try:
+            yield ChannelAddress(host, server.server_address[1], secret)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def connect(address: ChannelAddress) -> Iterator[Callable[[Event], None]]:
+    """A function that sends events to the driver; where it cannot be reached, one that drops them."""
+    try:
+        line = socket.create_connection((address.host, address.port), timeout=_CONNECT_TIMEOUT_S)
+        stream = line.makefile("rwb")
+        nonce = stream.readline(_LONGEST_LINE).decode().strip()
+        stream.write(f"{_proof(address.secret, nonce)}\n".encode())
+        stream.flush()
+    except OSError as error:
+        print(f"tfdist: no live output, the driver cannot be reached: {error}", file=sys.stderr)  # noqa: T201
+        yield lambda _event: None
+        return
+    alive = True
+
+    def send(event: Event) -> None:
+        nonlocal alive
+        if not alive:
+            return
+        try:
+            stream.write(json.dumps(event).encode() + b"\n")
+            stream.flush()
+        except OSError:
+            alive = False
+
+    with line, stream:
+        yield send

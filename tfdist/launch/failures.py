@@ -1,0 +1,60 @@
+"""From what the workers report to the one error that the driver raises."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from tfdist.errors import WorkerError
+from tfdist.launch.protocol import Failure
+
+SECONDARY_GRACE_S = 5.0
+"""How long a survivor's broken collective waits for the report of the worker that caused it."""
+
+_SHOWN_LINES = 20
+
+
+def cause(failures: Sequence[Failure]) -> Failure:
+    """The failure that came first and is no consequence of another."""
+    return next((f for f in failures if not f.secondary), failures[0])
+
+
+def worker_error(failure: Failure) -> WorkerError:
+    """The error to raise for ``failure``: a WorkerError that is also of the worker's own exception type.
+
+    The type is looked up among modules that the driver has imported already, never imported or unpickled on a
+    worker's word. A type that cannot be combined with WorkerError is named in the text only.
+    """
+    name = failure.error_type.removeprefix("builtins.")
+    head = f"rank {failure.rank} on {failure.host}: {name}: {failure.message}"
+    parts = [head]
+    if failure.traceback:
+        parts += ["", f"Traceback of rank {failure.rank}:", failure.traceback.rstrip()]
+    elif failure.last_output:
+        parts += ["", f"Last output of rank {failure.rank}:", *failure.last_output[-_SHOWN_LINES:]]
+    return _class_for(failure.error_type)(
+        "\n".join(parts),
+        rank=failure.rank,
+        host=failure.host,
+        error_type=name,
+        worker_traceback=failure.traceback,
+        last_output=failure.last_output,
+    )
+
+
+def _class_for(error_type: str) -> type[WorkerError]:
+    own = _lookup(error_type)
+    if own is None or not issubclass(own, Exception) or issubclass(own, WorkerError):
+        return WorkerError
+    try:
+        return type(own.__name__, (WorkerError, own), {"__module__": own.__module__})
+    except TypeError:  # the two have incompatible layouts or metaclasses
+        return WorkerError
+
+
+def _lookup(error_type: str) -> type[Any] | None:
+    module, _, name = error_type.rpartition(".")
+    found = getattr(sys.modules.get(module, builtins), name, None)
+    return found if isinstance(found, type) else None

@@ -1,0 +1,89 @@
+"""The local launcher: all workers are processes on this host, without Spark."""
+
+from __future__ import annotations
+
+import queue
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from tfdist.cluster import Roster, WorkerContext, WorkerHello, tf_config
+from tfdist.launch.failures import SECONDARY_GRACE_S, cause, worker_error
+from tfdist.launch.ports import reserve_port
+from tfdist.launch.protocol import Event, Failure, LaunchPlan
+from tfdist.launch.watch import Watch, scratch_dir
+
+_HOST = "127.0.0.1"
+
+
+class LocalLauncher:
+    """Starts each worker as a process of this host and stays until all have ended."""
+
+    def launch(self, program: bytes, plan: LaunchPlan, on_event: Callable[[Event], None]) -> list[bytes]:
+        """Run ``program`` once on each of ``plan.tasks`` workers.
+
+        Returns:
+            The pickled return value of each rank, or of the chief only when ``plan.results`` says so.
+
+        Raises:
+            WorkerError: a worker failed; the others were ended.
+        """
+        inbox: queue.SimpleQueue[tuple[int, Event | bytes | Failure]] = queue.SimpleQueue()
+        with ExitStack() as cleanup:
+            hellos = []
+            for rank in range(plan.tasks):
+                hellos.append(WorkerHello(rank, _HOST, cleanup.enter_context(reserve_port())))
+            roster = Roster.gather(hellos)
+            watches = []
+            for hello in hellos:
+                scratch = cleanup.enter_context(scratch_dir(plan.run_id, hello.rank))
+                context = WorkerContext(
+                    hello.rank, plan.tasks, roster.addresses, scratch, plan.run_id, plan.strategy
+                )
+                env = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "") if plan.use_gpu else ""}
+                if plan.tasks > 1:
+                    env["TF_CONFIG"] = tf_config(roster, hello.rank)
+                owner = os.getpid() if plan.warm else None
+                watch = Watch(plan, program, context, hello, env, owner)
+                cleanup.callback(watch.close)
+                watches.append(watch)
+            threads = [threading.Thread(target=_follow, args=(rank, w, inbox)) for rank, w in enumerate(watches)]
+            for thread in threads:
+                thread.start()
+                cleanup.callback(thread.join)
+            for watch in watches:
+                cleanup.callback(watch.child.kill)  # runs before the joins: what was ended is soon followed to its end
+            results = _gather(inbox, plan.tasks, on_event)
+        return results if plan.results == "all" else results[:1]
+
+
+def _follow(rank: int, watch: Watch, inbox: queue.SimpleQueue[Any]) -> None:
+    inbox.put((rank, watch.until_done(lambda event: inbox.put((rank, event)))))
+
+
+def _gather(
+    inbox: queue.SimpleQueue[tuple[int, Event | bytes | Failure]], tasks: int, on_event: Callable[[Event], None]
+) -> list[bytes]:
+    results: dict[int, bytes] = {}
+    failures: list[Failure] = []
+    deadline: float | None = None
+    while len(results) + len(failures) < tasks:
+        try:
+            rank, item = inbox.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            break
+        if isinstance(item, bytes):
+            results[rank] = item
+        elif isinstance(item, Failure):
+            failures.append(item)
+            if not item.secondary:
+                break
+            deadline = deadline or time.monotonic() + SECONDARY_GRACE_S
+        else:
+            on_event(item)
+    if failures:
+        raise worker_error(cause(failures))
+    return [results[rank] for rank in range(tasks)]

@@ -1,0 +1,20 @@
+"""A TCP port that stays reserved until TensorFlow has taken it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def reserve_port() -> Iterator[int]:
+    """Hold a free TCP port for the length of the block, in a way that TensorFlow's server can still bind it.
+
+    The socket is bound with SO_REUSEADDR and never listens. Linux lets a second socket with SO_REUSEADDR (gRPC sets
+    it) bind and listen beside it, while the kernel gives the port to nobody who asks for any free one.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("", 0))
+        yield holder.getsockname()[1]

@@ -1,0 +1,96 @@
+"""What driver, supervisor and training process say to each other: plain values, no Spark and no TensorFlow."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, Protocol
+
+Event = dict[str, Any]
+"""A small JSON object that a worker sends while it runs; it has at least ``kind`` and ``rank``."""
+
+# Variables that TensorFlow and CUDA read after import: a warm parent can serve children that differ in them.
+LATE_VARIABLES = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TFDIST_CONTEXT", "TFDIST_EVENT_FD")
+
+
+class OnEvent(Protocol):
+    """Receives each event on the driver, in the thread that started the training, in order per rank."""
+
+    def __call__(self, event: Event, /) -> None: ...
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """How the workers of one training are started.
+
+    Args:
+        run_id: identifies the launch.
+        tasks: number of workers (processes).
+        slots: number of workers (CPU) or devices (GPU); at least ``tasks``.
+        strategy: name of the strategy in force, told to the workers.
+        use_gpu: share the scheduled GPUs among the workers; without it they see none.
+        gpu_resource_name: name of the Spark resource that holds the GPUs.
+        env: variables set before TensorFlow is imported.
+        show_output: whose output lines are sent to the driver.
+        results: ``chief`` brings the return value of rank 0, ``all`` of every rank.
+        sample_every_s: seconds between two samples of a worker's CPU and memory.
+        warm: fork the workers from a process that has imported TensorFlow already.
+    """
+
+    run_id: str
+    tasks: int
+    slots: int
+    strategy: str
+    use_gpu: bool = False
+    gpu_resource_name: str = "gpu"
+    env: Mapping[str, str] = field(default_factory=dict)
+    show_output: Literal["chief", "all", "none"] = "chief"
+    results: Literal["chief", "all"] = "chief"
+    sample_every_s: float = 5.0
+    warm: bool = True
+
+    def shows(self, rank: int) -> bool:
+        """Whether the output lines of ``rank`` go to the driver."""
+        return self.show_output == "all" or (self.show_output == "chief" and rank == 0)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a worker ended without a result; travels as JSON.
+
+    ``secondary`` marks what a worker sees when a peer is gone (a broken collective): the cause is elsewhere.
+    """
+
+    rank: int
+    host: str
+    error_type: str
+    message: str
+    traceback: str = ""
+    last_output: tuple[str, ...] = ()
+    secondary: bool = False
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> Failure:
+        raw = json.loads(text)
+        raw["last_output"] = tuple(raw["last_output"])
+        return Failure(**raw)
+
+
+def emit(kind: str, **values: Any) -> None:
+    """Send an event from inside a training to the driver; outside a training this does nothing.
+
+    Args:
+        kind: what happened, for example ``epoch``.
+        **values: JSON values.
+    """
+    fd = os.environ.get("TFDIST_EVENT_FD")
+    if fd is None:
+        return
+    line = json.dumps({"kind": kind, "time": time.time(), **values}) + "\n"
+    os.write(int(fd), line.encode())

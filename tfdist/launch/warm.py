@@ -1,0 +1,254 @@
+"""The warm parent: a process that has imported TensorFlow, run nothing, and forks training processes on request.
+
+Importing TensorFlow and Keras takes most of the seconds between a launch and its first step. One such parent per host,
+owner (the process whose end ends it) and start-up environment serves every launch. It listens on a Unix socket in a
+folder that only this user can enter, and ends when its owner ends or when nobody asked for anything for a while.
+
+One connection is one child: the client sends the order and the child's output and event pipes; the server answers the
+pid and later the exit status. A closed connection kills the child, so that a child never outlives its supervisor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from fcntl import LOCK_EX, flock
+from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
+
+from tfdist.launch.child import ChildOrder, die_with_parent, leave, run_order
+from tfdist.launch.protocol import LATE_VARIABLES
+
+IDLE_TIMEOUT_S = 600.0
+_LENGTH = struct.Struct("!Q")
+_PRELOAD = ("tensorflow", "keras", "pyarrow.parquet", "cloudpickle")
+
+
+def identity(env: Mapping[str, str], owner_pid: int) -> str:
+    """What children of one warm parent share: interpreter, owner, module path and what is read while importing."""
+    described = json.dumps([sys.executable, owner_pid, sys.path, _read_early(env)], sort_keys=True)
+    return hashlib.sha256(described.encode()).hexdigest()[:16]
+
+
+def _read_early(env: Mapping[str, str]) -> dict[str, str]:
+    """Variables that may be read while modules are imported; Spark's own differ from task to task and are not."""
+    return {
+        name: value
+        for name, value in env.items()
+        if name not in LATE_VARIABLES and not name.startswith(("SPARK_", "PYSPARK_"))
+    }
+
+
+def runtime_dir() -> Path:
+    """This user's private folder for sockets; created with mode 0700 and refused when it is somebody else's."""
+    path = Path(tempfile.gettempdir()) / f"tfdist-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    status = path.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077 or path.is_symlink():
+        raise PermissionError(f"{path}: expected a folder of this user with mode 0700; remove it or set TMPDIR")
+    return path
+
+
+@dataclass
+class WarmChild:
+    """A training process forked by a warm parent; ``fileno()`` is readable once it has ended."""
+
+    pid: int
+    connection: socket.socket
+    ended: bool = False
+
+    def fileno(self) -> int:
+        return self.connection.fileno()
+
+    def wait(self) -> int:
+        """Block until the child has ended; returns its exit status, negative for a signal."""
+        answer = _receive(self.connection)
+        self.ended = True
+        self.connection.close()
+        if answer is None:
+            return -signal.SIGKILL  # the warm parent went away, and the kernel ended its children with it
+        return int(json.loads(answer)["status"])
+
+    def kill(self) -> None:
+        if not self.ended:  # afterwards the number may be another process'
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def fork_child(order: ChildOrder, output_fd: int, event_fd: int, owner_pid: int) -> WarmChild:
+    """Fork a training process from the warm parent of this host, starting that parent first where there is none.
+
+    Raises:
+        OSError: the warm parent cannot be started or reached.
+    """
+    address = runtime_dir() / f"{identity(order.env, owner_pid)}.sock"
+    connection = _connect(address, order.env, owner_pid)
+    socket.send_fds(connection, [b"\0"], [output_fd, event_fd])
+    _send(connection, order.to_json().encode())
+    answer = _receive(connection)
+    if answer is None:
+        connection.close()
+        raise ConnectionResetError(f"{address}: the warm parent ended before it answered")
+    return WarmChild(int(json.loads(answer)["pid"]), connection)
+
+
+def _connect(address: Path, env: Mapping[str, str], owner_pid: int) -> socket.socket:
+    with open(address.with_suffix(".lock"), "w") as lock:
+        flock(lock, LOCK_EX)  # two supervisors of one host start one parent, not two
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(str(address))
+        except (FileNotFoundError, ConnectionRefusedError):
+            _start_server(address, env, owner_pid)
+            connection.connect(str(address))
+        return connection
+
+
+def _start_server(address: Path, env: Mapping[str, str], owner_pid: int) -> None:
+    address.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(address))
+    listener.listen(64)  # clients may queue while TensorFlow is being imported
+    with open(address.with_suffix(".log"), "wb") as log, listener:
+        subprocess.Popen(
+            [sys.executable, "-m", "tfdist.launch.warm", str(listener.fileno()), str(address), str(owner_pid)],
+            env=_read_early(env) | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,  # a Ctrl-C at the driver's terminal is the driver's to handle
+        )
+
+
+def _send(connection: socket.socket, content: bytes) -> None:
+    connection.sendall(_LENGTH.pack(len(content)) + content)
+
+
+def _receive(connection: socket.socket) -> bytes | None:
+    head = _receive_exactly(connection, _LENGTH.size)
+    return None if head is None else _receive_exactly(connection, _LENGTH.unpack(head)[0])
+
+
+def _receive_exactly(connection: socket.socket, size: int) -> bytes | None:
+    content = bytearray()
+    while len(content) < size:
+        try:
+            part = connection.recv(size - len(content))
+        except ConnectionResetError:
+            return None
+        if not part:
+            return None
+        content += part
+    return bytes(content)
+
+
+class _Server:
+    """The loop of the warm parent. Single-threaded: a fork copies the calling thread only."""
+
+    def __init__(self, listener: socket.socket, address: Path, owner_pid: int) -> None:
+        self.listener, self.address = listener, address
+        self.selector = selectors.DefaultSelector()
+        self.children: dict[int, tuple[int, socket.socket]] = {}  # pidfd -> (pid, its client)
+        self.owner = os.pidfd_open(owner_pid)
+        self.selector.register(listener, selectors.EVENT_READ, self._accept)
+        self.selector.register(self.owner, selectors.EVENT_READ, self._stop)
+
+    def serve(self) -> None:
+        last_used = time.monotonic()
+        while True:
+            ready = self.selector.select(IDLE_TIMEOUT_S)
+            if not ready and not self.children and time.monotonic() - last_used >= IDLE_TIMEOUT_S:
+                self._stop(0)
+            for key, _ in ready:
+                last_used = time.monotonic()
+                if key.fd in self.selector.get_map():  # an earlier callback of this round may have removed it
+                    key.data(key.fd)
+
+    def _accept(self, _: int) -> None:
+        connection, _address = self.listener.accept()
+        _, fds, _, _ = socket.recv_fds(connection, 1, 2)
+        content = _receive(connection)
+        if content is None or len(fds) != 2:
+            for fd in fds:
+                os.close(fd)
+            connection.close()
+            return
+        order = ChildOrder.from_json(content.decode())
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._become_child(order, fds[0], fds[1], parent)
+        for fd in fds:
+            os.close(fd)
+        pidfd = os.pidfd_open(pid)
+        self.children[pidfd] = (pid, connection)
+        self.selector.register(pidfd, selectors.EVENT_READ, self._reap)
+        self.selector.register(connection, selectors.EVENT_READ, lambda _: self._client_left(pidfd))
+        with suppress(OSError):
+            _send(connection, json.dumps({"pid": pid}).encode())
+
+    def _become_child(self, order: ChildOrder, output_fd: int, event_fd: int, parent: int) -> NoReturn:
+        status = 1
+        try:
+            die_with_parent(parent)
+            for fd in (self.listener.fileno(), self.owner, *self.children):
+                os.close(fd)
+            for _, client in self.children.values():
+                os.close(client.fileno())
+            self.selector.close()
+            os.dup2(output_fd, 1)
+            os.dup2(output_fd, 2)
+            os.close(output_fd)
+            status = run_order(order, event_fd)
+        finally:
+            leave(status)
+        raise AssertionError("unreachable")
+
+    def _client_left(self, pidfd: int) -> None:
+        pid, connection = self.children[pidfd]
+        self.selector.unregister(connection)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+    def _reap(self, pidfd: int) -> None:
+        pid, connection = self.children.pop(pidfd)
+        _, raw = os.waitpid(pid, 0)
+        self.selector.unregister(pidfd)
+        os.close(pidfd)
+        if connection.fileno() in self.selector.get_map():
+            self.selector.unregister(connection)
+        with suppress(OSError):
+            _send(connection, json.dumps({"status": os.waitstatus_to_exitcode(raw)}).encode())
+        connection.close()
+
+    def _stop(self, _: int) -> None:
+        for suffix in (".sock", ".lock", ".log"):
+            self.address.with_suffix(suffix).unlink(missing_ok=True)
+        os._exit(0)  # the kernel ends the children with their parent
+
+
+def main() -> None:
+    """``python -m tfdist.launch.warm LISTENER_FD ADDRESS OWNER_PID``."""
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    for name in _PRELOAD:
+        import_module(name)
+    _Server(listener, Path(sys.argv[2]), int(sys.argv[3])).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,275 @@
+"""Starts one training process and stays with it to its end: relays output, events and samples, returns the result."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+from tfdist.cluster import WorkerContext, WorkerHello
+from tfdist.launch.child import FAILURE, PROGRAM, RESULT, ChildOrder
+from tfdist.launch.protocol import Event, Failure, LaunchPlan
+from tfdist.launch.warm import fork_child
+
+KEPT_LINES = 100
+# Of the Spark task itself; a training process has no use for them, and two of them are secrets.
+_NOT_FOR_CHILDREN = ("PYTHON_WORKER_FACTORY_SECRET", "PYTHON_WORKER_FACTORY_PORT", "PYTHON_WORKER_FACTORY_SOCK_PATH")
+
+
+class Child(Protocol):
+    """A running training process; ``fileno()`` becomes readable when it has ended."""
+
+    pid: int
+
+    def fileno(self) -> int: ...
+    def wait(self) -> int: ...
+    def kill(self) -> None: ...
+
+
+@dataclass
+class ColdChild:
+    """A training process started as a new interpreter."""
+
+    process: subprocess.Popen[bytes]
+    pidfd: int
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def fileno(self) -> int:
+        return self.pidfd
+
+    def wait(self) -> int:
+        status = self.process.wait()
+        os.close(self.pidfd)
+        return status
+
+    def kill(self) -> None:
+        self.process.kill()  # does nothing to a process that has been waited for
+
+
+def start_child(order: ChildOrder, output_fd: int, event_fd: int, *, warm_owner: int | None) -> Child:
+    """Start the training process of ``order``: forked from the warm parent of ``warm_owner``, or cold for None.
+
+    The result does not depend on which; only the seconds do. Where the warm parent cannot be had it starts cold.
+    """
+    if warm_owner is not None:
+        try:
+            return fork_child(order, output_fd, event_fd, warm_owner)
+        except OSError as error:
+            print(f"tfdist: no warm start ({error}); starting cold", file=sys.stderr)  # noqa: T201
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tfdist.launch.child", str(event_fd), str(os.getpid())],
+        env={**order.env, "PYTHONPATH": os.pathsep.join(p for p in order.sys_path if p)},
+        stdin=subprocess.PIPE,
+        stdout=output_fd,
+        stderr=output_fd,
+        pass_fds=[event_fd],
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    with suppress(BrokenPipeError), process.stdin as stdin:  # it may die at once; its exit status tells
+        stdin.write(order.to_json().encode())
+    return ColdChild(process, os.pidfd_open(process.pid))
+
+
+@contextmanager
+def scratch_dir(run_id: str, rank: int) -> Iterator[Path]:
+    """A private folder of one worker, removed at the end."""
+    path = Path(tempfile.mkdtemp(prefix=f"tfdist-{run_id}-{rank}-"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def child_env(plan: LaunchPlan, changes: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a training process: this one's, the user's ``env``, and ``changes`` over both."""
+    inherited = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_CHILDREN}
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONUNBUFFERED": "1"}
+    return quiet | inherited | dict(plan.env) | dict(changes)
+
+
+class Watch:
+    """One training process from start to end.
+
+    Args:
+        plan: how the training is launched.
+        program: the pickled callable to run.
+        context: who the worker is, with its scratch folder.
+        hello: how the worker introduced itself; its rank and host name the failures.
+        env: variables that are this worker's alone (TF_CONFIG, devices).
+        warm_owner: the process whose end ends the warm parent; None starts cold.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        program: bytes,
+        context: WorkerContext,
+        hello: WorkerHello,
+        env: Mapping[str, str],
+        warm_owner: int | None,
+    ) -> None:
+        assert context.scratch_dir is not None
+        self.plan, self.context, self.hello = plan, context, hello
+        self.scratch = context.scratch_dir
+        (self.scratch / PROGRAM).write_bytes(program)
+        order = ChildOrder(
+            context,
+            child_env(plan, {**env, "TFDIST_CONTEXT": context.to_json()}),
+            tuple(sys.path),
+            os.getcwd(),
+        )
+        self.output, output_w = os.pipe()
+        self.events, events_w = os.pipe()
+        try:
+            self.child = start_child(order, output_w, events_w, warm_owner=warm_owner)
+        finally:
+            os.close(output_w)
+            os.close(events_w)
+        self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
+        self.status: int | None = None
+
+    def until_done(self, send: Callable[[Event], None]) -> bytes | Failure:
+        """Relay until the program has returned or its process has ended.
+
+        After a success the process stays: its peers may still be in a collective with it. ``close()`` ends it.
+
+        Returns:
+            The pickled return value, or why there is none.
+        """
+        self._relay(send)
+        result = self.scratch / RESULT
+        return result.read_bytes() if result.exists() else self._failure(self.close())
+
+    def close(self) -> int:
+        """End the process if it still runs, and release its pipes; returns its exit status."""
+        if self.status is None:
+            self.child.kill()
+            self.status = self.child.wait()
+            os.close(self.output)
+            os.close(self.events)
+        return self.status
+
+    def _relay(self, send: Callable[[Event], None]) -> None:
+        sampler = _Sampler(self.child.pid)
+        next_sample = time.monotonic() + self.plan.sample_every_s
+        lines, events = _LineReader(self.output), _LineReader(self.events)
+
+        selector = selectors.DefaultSelector()
+
+        def drain(reader: _LineReader, handle: Callable[[str], None]) -> None:
+            for line in reader.read():
+                handle(line)
+            if not reader.open and reader.fd in selector.get_map():
+                selector.unregister(reader.fd)  # at its end a pipe is readable for ever
+
+        def on_line(line: str) -> None:
+            self.last_lines.append(line)
+            if self.plan.shows(self.context.rank):
+                send({"kind": "line", "rank": self.context.rank, "text": line})
+
+        done = False
+
+        def on_event(line: str) -> None:
+            nonlocal done
+            event = {**json.loads(line), "rank": self.context.rank}
+            if event["kind"] == "done":
+                done = True
+            else:
+                send(event)
+
+        with selector:
+            selector.register(self.output, selectors.EVENT_READ, lambda: drain(lines, on_line))
+            selector.register(self.events, selectors.EVENT_READ, lambda: drain(events, on_event))
+            selector.register(self.child.fileno(), selectors.EVENT_READ, None)
+            while not done:
+                for key, _ in selector.select(max(0.0, next_sample - time.monotonic())):
+                    if key.data is None:
+                        done = True
+                    else:
+                        key.data()
+                if time.monotonic() >= next_sample:
+                    next_sample += self.plan.sample_every_s
+                    sample = sampler.take()
+                    if sample is not None:
+                        send({"kind": "sample", "rank": self.context.rank, **sample})
+            # What it wrote last may still be in the pipes; a grandchild may hold them open, so nobody waits for their end.
+            drain(lines, on_line)
+            drain(events, on_event)
+        if lines.rest:
+            on_line(lines.rest.decode(errors="replace"))
+
+    def _failure(self, status: int) -> Failure:
+        report = self.scratch / FAILURE
+        tail = tuple(self.last_lines)
+        if report.exists():
+            return Failure(self.hello.rank, self.hello.host, last_output=tail, **json.loads(report.read_text()))
+        if status < 0:
+            name = signal.Signals(-status).name
+            hint = "; the kernel does this when memory runs out" if -status == signal.SIGKILL else ""
+            return Failure(self.hello.rank, self.hello.host, name, f"the process was ended by {name}{hint}", "", tail)
+        message = f"the process ended with exit status {status} before the train function returned"
+        return Failure(self.hello.rank, self.hello.host, "SystemExit", message, "", tail)
+
+
+class _LineReader:
+    """Complete lines out of a pipe, without blocking."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd, self.rest, self.open = fd, b"", True
+        os.set_blocking(fd, False)
+
+    def read(self) -> list[str]:
+        content = b""
+        with suppress(BlockingIOError):
+            while self.open and len(content) < 1 << 20:
+                part = os.read(self.fd, 1 << 16)
+                self.open = bool(part)
+                content += part
+        *lines, self.rest = (self.rest + content).split(b"\n")
+        return [line.decode(errors="replace").rstrip("\r") for line in lines]
+
+
+class _Sampler:
+    """CPU and memory of one process and its host, as psutil counts them."""
+
+    def __init__(self, pid: int) -> None:
+        self.process: psutil.Process | None = None
+        with suppress(psutil.Error):
+            self.process = psutil.Process(pid)
+            self.process.cpu_percent()  # the first call only sets the mark that later calls count from
+        psutil.cpu_percent()
+
+    def take(self) -> dict[str, Any] | None:
+        if self.process is None:
+            return None
+        try:
+            with self.process.oneshot():
+                cpu, rss = self.process.cpu_percent(), self.process.memory_info().rss
+        except psutil.Error:
+            return None
+        memory = psutil.virtual_memory()
+        return {
+            "time": time.time(),
+            "cpu_percent": cpu,
+            "rss_mib": rss / 2**20,
+            "system_cpu_percent": psutil.cpu_percent(),
+            "system_memory_percent": memory.percent,
+        }
