@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from tfdist.config import ComputeConfig as ComputeConfig
     from tfdist.config import FitConfig as FitConfig
     from tfdist.inference.score import score as score
-    from tfdist.launch.spark import MirroredStrategyRunner as MirroredStrategyRunner
     from tfdist.train.driver import FitResult as FitResult
     from tfdist.train.driver import fit as fit
+    from tfdist.train.runner import MirroredStrategyRunner as MirroredStrategyRunner
 
 __version__ = "0.1.0"
 
@@ -26,7 +26,7 @@ _HOMES = {
     "ComputeConfig": "tfdist.config",
     "FitConfig": "tfdist.config",
     "FitResult": "tfdist.train.driver",
-    "MirroredStrategyRunner": "tfdist.launch.spark",
+    "MirroredStrategyRunner": "tfdist.train.runner",
     "WorkerContext": "tfdist.cluster",
     "fit": "tfdist.train.driver",
     "score": "tfdist.inference.score",

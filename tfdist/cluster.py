@@ -55,7 +55,9 @@ class Roster:
         workers = tuple(sorted(hellos, key=lambda w: w.rank))
         ranks = [w.rank for w in workers]
         if ranks != list(range(len(workers))):
-            raise LaunchError(f"handshake: expected one worker for each rank 0 to {len(workers) - 1}, got ranks {ranks}")
+            raise LaunchError(
+                f"handshake: expected one worker for each rank 0 to {len(workers) - 1}, got ranks {ranks}"
+            )
         seen: dict[str, int] = {}
         for worker in workers:
             address = join_address(worker.host, worker.port)
@@ -71,7 +73,9 @@ class Roster:
             if w.versions.get(name) != chief.versions.get(name)
         ]
         if differences:
-            raise LaunchError("handshake: workers disagree on versions; install the same everywhere:\n" + "\n".join(differences))
+            raise LaunchError(
+                "handshake: workers disagree on versions; install the same everywhere:\n" + "\n".join(differences)
+            )
         return Roster(workers)
 
     @property

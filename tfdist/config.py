@@ -31,7 +31,9 @@ class ComputeConfig:
         threads_per_worker: TensorFlow's intra-op threads in each worker; None leaves TensorFlow's own choice.
         env: variables set in the training processes before TensorFlow is imported.
         show_output: ``chief`` streams the chief's output to the driver, ``all`` every worker's, ``none`` nobody's.
-        startup_timeout_s: seconds in which all workers must have met.
+        startup_timeout_s: seconds in which the cluster must offer all slots.
+        launcher: ``spark`` runs each worker as a barrier task of the session, ``local`` as a process of this host.
+        warm_start: fork workers from a process that has imported TensorFlow; False starts new interpreters.
     """
 
     slots: int = 1
@@ -42,6 +44,8 @@ class ComputeConfig:
     env: Mapping[str, str] = field(default_factory=dict)
     show_output: Literal["chief", "all", "none"] = "chief"
     startup_timeout_s: float = 120.0
+    launcher: Literal["spark", "local"] = "spark"
+    warm_start: bool = True
 
     def __post_init__(self) -> None:
         problems: list[str] = []
@@ -54,6 +58,8 @@ class ComputeConfig:
             problems.append(f"compute.strategy: 'single' takes one slot, got {self.slots}; use 'multi_worker_mirrored'")
         if self.show_output not in ("chief", "all", "none"):
             problems.append(f"compute.show_output: expected chief, all or none, got {self.show_output!r}")
+        if self.launcher not in ("spark", "local"):
+            problems.append(f"compute.launcher: expected spark or local, got {self.launcher!r}")
         if self.startup_timeout_s <= 0:
             problems.append(f"compute.startup_timeout_s: expected seconds above 0, got {self.startup_timeout_s!r}")
         bad = [k for k, v in self.env.items() if not isinstance(k, str) or not isinstance(v, str)]

@@ -71,3 +71,7 @@ class WorkerError(TfdistError, RuntimeError):
 
 class ResultError(TfdistError, RuntimeError):
     """The training ended well but its return value could not be brought to the driver."""
+
+
+class DivergenceError(TfdistError, RuntimeError):
+    """The workers ended with different weights although the strategy keeps them equal; the model is not published."""

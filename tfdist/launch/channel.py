@@ -34,12 +34,37 @@ class ChannelAddress:
     secret: str
 
 
+class Channel:
+    """The driver's end."""
+
+    def __init__(self, address: ChannelAddress) -> None:
+        self.address = address
+        self._open = 0
+        self._changed = threading.Condition()
+
+    def wait_until_closed(self, timeout_s: float) -> None:
+        """Wait until every worker has closed its line, so that all that was sent has been received."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._open == 0, timeout_s)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._changed:
+            self._open += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._open -= 1
+                self._changed.notify_all()
+
+
 def _proof(secret: str, nonce: str) -> str:
     return hmac.new(secret.encode(), nonce.encode(), hashlib.sha256).hexdigest()
 
 
 @contextmanager
-def listen(host: str, bind: str, receive: Callable[[Event], None]) -> Iterator[ChannelAddress]:
+def listen(host: str, bind: str, receive: Callable[[Event], None]) -> Iterator[Channel]:
     """Accept events while the block runs.
 
     Args:
@@ -56,10 +81,11 @@ def listen(host: str, bind: str, receive: Callable[[Event], None]) -> Iterator[C
             answer = self.rfile.readline(_LONGEST_LINE).decode(errors="replace").strip()
             if not hmac.compare_digest(answer, _proof(secret, nonce)):
                 return
-            for line in iter(lambda: self.rfile.readline(_LONGEST_LINE), b""):
-                event = json.loads(line)
-                if isinstance(event, dict):
-                    receive(event)
+            with channel._counted():
+                for line in iter(lambda: self.rfile.readline(_LONGEST_LINE), b""):
+                    event = json.loads(line)
+                    if isinstance(event, dict):
+                        receive(event)
 
     class Server(socketserver.ThreadingTCPServer):
         daemon_threads = True
@@ -70,10 +96,11 @@ def listen(host: str, bind: str, receive: Callable[[Event], None]) -> Iterator[C
             pass  # a client that breaks off mid-line is no matter of the driver's
 
     with Server((bind, 0), Handler) as server:
+        channel = Channel(ChannelAddress(host, server.server_address[1], secret))
         thread = threading.Thread(target=server.serve_forever, name="tfdist-events", daemon=True)
         thread.start()
         try:
-            yield ChannelAddress(host, server.server_address[1], secret)
+            yield channel
         finally:
             server.shutdown()
             thread.join()

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from tfdist import environ
 from tfdist.cluster import WorkerContext, enter_training
@@ -69,31 +69,11 @@ def run_order(order: ChildOrder, event_fd: int) -> int:
     enter_training(order.context)
     try:
         program = pickle.loads((order.context.scratch_dir / PROGRAM).read_bytes())
-        value = program()
-        result = _pickled(value)
-    except SystemExit as error:
-        if error.code not in (None, 0):
-            return _fail(order.context, error)
-        result = _pickled(None)
+        result = program()
     except BaseException as error:  # noqa: BLE001  everything that ends the program is reported to the driver
         return _fail(order.context, error)
     _write_atomically(order.context.scratch_dir / RESULT, result)
-    stay_for_peers()
-
-
-def _pickled(value: Any) -> bytes:
-    import cloudpickle
-
-    from tfdist.errors import ResultError
-
-    try:
-        return bytes(cloudpickle.dumps(value))
-    except Exception as error:
-        kind = f"{type(value).__module__}.{type(value).__qualname__}"
-        raise ResultError(
-            f"train function: expected a return value that can be pickled, got {kind} ({error}); "
-            "return numbers, arrays or a path instead"
-        ) from error
+    return stay_for_peers()
 
 
 def _fail(context: WorkerContext, error: BaseException) -> int:

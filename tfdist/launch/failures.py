@@ -58,3 +58,22 @@ def _lookup(error_type: str) -> type[Any] | None:
     module, _, name = error_type.rpartition(".")
     found = getattr(sys.modules.get(module, builtins), name, None)
     return found if isinstance(found, type) else None
+
+
+class TrainingEndedError(RuntimeError):
+    """Carries a Failure out of a Spark task, in a form that survives as text in Spark's own error."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(f"{_MARK}{failure.to_json()}")
+
+
+_MARK = "tfdist-failure "
+
+
+def find_report(spark_error: str) -> Failure | None:
+    """The Failure in the text of a Spark error, or None."""
+    for line in spark_error.splitlines():
+        _, mark, rest = line.partition(_MARK)
+        if mark:
+            return Failure.from_json(rest)
+    return None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import queue
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class LocalLauncher:
         """Run ``program`` once on each of ``plan.tasks`` workers.
 
         Returns:
-            The pickled return value of each rank, or of the chief only when ``plan.results`` says so.
+            The bytes that ``program`` returned on each rank, or of the chief only when ``plan.results`` says so.
 
         Raises:
             WorkerError: a worker failed; the others were ended.
@@ -40,9 +40,7 @@ class LocalLauncher:
             watches = []
             for hello in hellos:
                 scratch = cleanup.enter_context(scratch_dir(plan.run_id, hello.rank))
-                context = WorkerContext(
-                    hello.rank, plan.tasks, roster.addresses, scratch, plan.run_id, plan.strategy
-                )
+                context = WorkerContext(hello.rank, plan.tasks, roster.addresses, scratch, plan.run_id, plan.strategy)
                 env = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "") if plan.use_gpu else ""}
                 if plan.tasks > 1:
                     env["TF_CONFIG"] = tf_config(roster, hello.rank)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-
 import selectors
 import signal
 import socket
@@ -179,7 +178,7 @@ class _Server:
                 if key.fd in self.selector.get_map():  # an earlier callback of this round may have removed it
                     key.data(key.fd)
 
-    def _accept(self, _: int) -> None:
+    def _accept(self, _fd: int) -> None:
         connection, _address = self.listener.accept()
         _, fds, _, _ = socket.recv_fds(connection, 1, 2)
         content = _receive(connection)
@@ -227,7 +226,7 @@ class _Server:
 
     def _reap(self, pidfd: int) -> None:
         pid, connection = self.children.pop(pidfd)
-        _, raw = os.waitpid(pid, 0)
+        raw = os.waitpid(pid, 0)[1]
         self.selector.unregister(pidfd)
         os.close(pidfd)
         if connection.fileno() in self.selector.get_map():

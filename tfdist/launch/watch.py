@@ -26,6 +26,7 @@ from tfdist.launch.protocol import Event, Failure, LaunchPlan
 from tfdist.launch.warm import fork_child
 
 KEPT_LINES = 100
+_LONGEST_KEPT = 500
 # Of the Spark task itself; a training process has no use for them, and two of them are secrets.
 _NOT_FOR_CHILDREN = ("PYTHON_WORKER_FACTORY_SECRET", "PYTHON_WORKER_FACTORY_PORT", "PYTHON_WORKER_FACTORY_SOCK_PATH")
 
@@ -33,8 +34,8 @@ _NOT_FOR_CHILDREN = ("PYTHON_WORKER_FACTORY_SECRET", "PYTHON_WORKER_FACTORY_PORT
 class Child(Protocol):
     """A running training process; ``fileno()`` becomes readable when it has ended."""
 
-    pid: int
-
+    @property
+    def pid(self) -> int: ...
     def fileno(self) -> int: ...
     def wait(self) -> int: ...
     def kill(self) -> None: ...
@@ -152,7 +153,7 @@ class Watch:
         After a success the process stays: its peers may still be in a collective with it. ``close()`` ends it.
 
         Returns:
-            The pickled return value, or why there is none.
+            The bytes that the program returned, or why there are none.
         """
         self._relay(send)
         result = self.scratch / RESULT
@@ -181,7 +182,8 @@ class Watch:
                 selector.unregister(reader.fd)  # at its end a pipe is readable for ever
 
         def on_line(line: str) -> None:
-            self.last_lines.append(line)
+            if not line.startswith("Extension modules: "):  # faulthandler's list of a hundred names
+                self.last_lines.append(line[:_LONGEST_KEPT])
             if self.plan.shows(self.context.rank):
                 send({"kind": "line", "rank": self.context.rank, "text": line})
 
@@ -210,7 +212,7 @@ class Watch:
                     sample = sampler.take()
                     if sample is not None:
                         send({"kind": "sample", "rank": self.context.rank, **sample})
-            # What it wrote last may still be in the pipes; a grandchild may hold them open, so nobody waits for their end.
+            # Its last words may still be in the pipes. A grandchild may hold them open, so nobody waits for their end.
             drain(lines, on_line)
             drain(events, on_event)
         if lines.rest:

@@ -1,0 +1,214 @@
+"""The Spark launcher: barrier tasks of a classic session, started through spark-tensorflow-distributor's runner."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from pyspark import InheritableThread
+from pyspark.sql import SparkSession
+
+from tfdist.cluster import split_address
+from tfdist.errors import ConfigError, LaunchError, PreflightError, WorkerError
+from tfdist.launch import preflight
+from tfdist.launch.channel import Channel, ChannelAddress, listen
+from tfdist.launch.failures import cause, find_report, worker_error
+from tfdist.launch.protocol import Event, Failure, LaunchPlan
+from tfdist.launch.supervisor import supervise
+
+try:
+    from spark_tensorflow_distributor import MirroredStrategyRunner as UpstreamRunner
+except ImportError as error:
+    raise LaunchError(
+        "spark-tensorflow-distributor is not installed; it starts the barrier tasks: "
+        "pip install --no-deps spark-tensorflow-distributor"
+    ) from error
+
+__all__ = ["BarrierRunner", "SparkLauncher", "UpstreamRunner", "active_session", "spark_facts"]
+
+_CANCEL_TIMEOUT_S = 10.0
+_CLOSE_TIMEOUT_S = 2.0
+
+
+def _only_warnings(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.WARNING  # upstream's progress messages tell a user of ours nothing
+
+
+class BarrierRunner(UpstreamRunner):  # type: ignore[misc]
+    """Upstream's runner with our supervisor as the program of each barrier task.
+
+    Upstream contributes the barrier job and the check for Spark TLS. What it does inside a task (TF_CONFIG in the
+    environment of the reused Python worker, a port closed before TensorFlow binds it) is replaced.
+    """
+
+    def __init__(self, spark: SparkSession, plan: LaunchPlan, channel: ChannelAddress) -> None:
+        self.plan, self._channel = plan, channel
+        logging.getLogger(type(self).__name__).addFilter(_only_warnings)
+        super().__init__(
+            num_slots=plan.slots,
+            use_gpu=plan.use_gpu,
+            gpu_resource_name=plan.gpu_resource_name,
+            use_custom_strategy=True,
+        )
+        self.sc = spark.sparkContext
+
+    def get_num_tasks(self) -> int:
+        return self.plan.tasks
+
+    def _get_spark_task_program(self, train_fn: Any, **_kwargs: Any) -> Any:
+        return partial(supervise, self.plan, train_fn, self._channel)
+
+
+class SparkLauncher:
+    """Starts each worker as a barrier task of ``spark``.
+
+    Args:
+        spark: a classic session.
+        startup_timeout_s: how long executors may take to appear.
+    """
+
+    def __init__(self, spark: SparkSession, startup_timeout_s: float = 120.0) -> None:
+        self.spark, self.startup_timeout_s = spark, startup_timeout_s
+
+    def launch(self, program: bytes, plan: LaunchPlan, on_event: Callable[[Event], None]) -> list[bytes]:
+        """Run ``program`` once on each of ``plan.tasks`` workers.
+
+        Returns:
+            The bytes that ``program`` returned on each rank, or of the chief only when ``plan.results`` says so.
+
+        Raises:
+            PreflightError: the cluster cannot run that many tasks at once.
+            WorkerError: a worker failed; the others were ended.
+            LaunchError: the workers could not meet.
+        """
+        self._wait_for_slots(plan.tasks, on_event)
+        conf = self.spark.sparkContext.getConf()
+        host, _ = split_address(conf.get("spark.driver.host", "localhost") or "localhost")
+        bind = conf.get("spark.driver.bindAddress", host) or host
+        inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        with listen(host, bind, inbox.put) as channel:
+            job = _Job(BarrierRunner(self.spark, plan, channel.address), program, channel, inbox)
+            return job.follow(on_event)
+
+    def _wait_for_slots(self, tasks: int, on_event: Callable[[Event], None]) -> None:
+        facts = spark_facts(self.spark)
+        found = preflight.problems(facts, tasks)
+        if found:
+            raise PreflightError(found)
+        start = time.monotonic()
+        grown_at, before = start, facts.concurrent_tasks
+        # Without a fixed size to compare with, a cluster that stopped growing is taken as complete after 15 s.
+        patience_s = self.startup_timeout_s if preflight.most_tasks(facts) is not None else 15.0
+        while facts.concurrent_tasks is not None and facts.concurrent_tasks < tasks:
+            now = time.monotonic()
+            if facts.concurrent_tasks != before:
+                grown_at, before = now, facts.concurrent_tasks
+                on_event({"kind": "waiting", "rank": 0, "ready": before, "wanted": tasks})
+            if now - grown_at > patience_s or now - start > self.startup_timeout_s:
+                raise PreflightError(preflight.not_enough_now(facts, tasks, now - start))
+            threading.Event().wait(0.2)
+            facts = spark_facts(self.spark)
+
+
+class _Job:
+    """One barrier job in a thread of its own, so that the caller's thread can deliver events and be interrupted."""
+
+    def __init__(
+        self, runner: BarrierRunner, program: bytes, channel: Channel, inbox: queue.SimpleQueue[Event]
+    ) -> None:
+        self.runner, self.program, self.channel, self.inbox = runner, program, channel, inbox
+        self.group = f"tfdist-{runner.plan.run_id}"
+        self.results: list[bytes] | None = None
+        self.error: Exception | None = None
+        self.failures: list[Failure] = []
+
+    def follow(self, on_event: Callable[[Event], None]) -> list[bytes]:
+        thread = InheritableThread(target=self._run, name=self.group, daemon=True)
+        thread.start()
+        try:
+            self._deliver(on_event)
+        except BaseException:
+            # Ctrl-C, or an error of the caller's own callback: nothing of this run may go on.
+            self.runner.sc.cancelJobGroup(self.group)
+            thread.join(_CANCEL_TIMEOUT_S)
+            raise
+        thread.join()
+        if self.results is not None:
+            return self.results
+        raise self._explain()
+
+    def _run(self) -> None:
+        try:
+            self.runner.sc.setJobGroup(self.group, "tfdist training", interruptOnCancel=True)
+            self.results = self.runner.run(self.program)
+        except Exception as error:  # noqa: BLE001  raised again in the caller's thread
+            self.error = error
+        finally:
+            self.inbox.put({"kind": "job-ended", "rank": 0})
+
+    def _deliver(self, on_event: Callable[[Event], None]) -> None:
+        ended = False
+        while not (ended and self.inbox.empty()):
+            event = self.inbox.get()
+            if event["kind"] == "job-ended":
+                ended = True
+                self.channel.wait_until_closed(_CLOSE_TIMEOUT_S)
+            elif event["kind"] == "failed":
+                self._note_failure(Failure.from_json(event["failure"]))
+            else:
+                on_event(event)
+
+    def _note_failure(self, failure: Failure) -> None:
+        self.failures.append(failure)
+        if not failure.secondary:
+            self.runner.sc.cancelJobGroup(self.group)  # the survivors may be blocked in a collective
+
+    def _explain(self) -> Exception:
+        assert self.error is not None
+        reported = find_report(str(self.error))
+        failures = self.failures + ([reported] if reported else [])
+        if failures:
+            failed = worker_error(cause(failures))
+            failed.__cause__ = None
+            return failed
+        text = str(self.error)
+        handshake = next((line for line in text.splitlines() if "LaunchError: " in line), None)
+        if handshake:
+            return LaunchError(handshake.partition("LaunchError: ")[2])
+        lost = WorkerError(f"Spark ended the training before a worker could say why: {text}")
+        lost.__cause__ = self.error
+        return lost
+
+
+def spark_facts(spark: SparkSession) -> preflight.SparkFacts:
+    """A snapshot of the session's configuration and of the tasks that can run at once now."""
+    sc = spark.sparkContext
+    java = sc._jsc.sc()  # no public call tells the number of concurrent tasks
+    profile = java.resourceProfileManager().defaultResourceProfile()
+    return preflight.SparkFacts(
+        master=sc.master,
+        conf=dict(sc.getConf().getAll()),
+        concurrent_tasks=int(java.maxNumConcurrentTasks(profile)),
+        cores=os.cpu_count() or 1,
+    )
+
+
+def active_session() -> SparkSession:
+    """The session that is active in this thread or process.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    session = SparkSession.getActiveSession()
+    if session is None:
+        raise ConfigError(
+            "spark: expected an active session, found none; create one with SparkSession.builder.getOrCreate(), or "
+            "train on this host with ComputeConfig(launcher='local')"
+        )
+    return session

@@ -1,0 +1,92 @@
+"""What runs in each Spark barrier task: handshake, one training process, its result; without TensorFlow."""
+
+from __future__ import annotations
+
+import base64
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from importlib import metadata
+
+from pyspark import BarrierTaskContext
+
+from tfdist.cluster import Roster, WorkerContext, WorkerHello, share_devices, split_address, tf_config
+from tfdist.errors import LaunchError
+from tfdist.launch.channel import ChannelAddress, connect
+from tfdist.launch.devices import visible_devices
+from tfdist.launch.failures import SECONDARY_GRACE_S, TrainingEndedError
+from tfdist.launch.ports import reserve_port
+from tfdist.launch.protocol import Failure, LaunchPlan
+from tfdist.launch.watch import Watch, scratch_dir
+
+_MUST_AGREE = ("tfdist", "tensorflow", "tensorflow-cpu", "keras", "numpy")
+
+
+def supervise(
+    plan: LaunchPlan, program: bytes, channel: ChannelAddress, _rows: Iterator[object]
+) -> Iterator[list[bytes] | None]:
+    """Take part in one training as a Spark barrier task.
+
+    Yields:
+        On the chief the bytes that the program returned, of the ranks that ``plan.results`` asks for; None elsewhere.
+
+    Raises:
+        LaunchError: the workers could not meet.
+        TrainingEndedError: the training process ended without a result.
+    """
+    task = BarrierTaskContext.get()
+    rank = task.partitionId()
+    host, _ = split_address(task.getTaskInfos()[rank].address)
+    with reserve_port() as port, connect(channel) as send, scratch_dir(plan.run_id, rank) as scratch:
+        hello = WorkerHello(rank, host, port, _versions(), _devices(task, plan, rank))
+        roster = Roster.gather([WorkerHello.from_json(text) for text in task.allGather(hello.to_json())])
+        send({"kind": "joined", "rank": rank, "host": host, "pid": os.getpid(), "devices": list(hello.devices)})
+        context = WorkerContext(rank, plan.tasks, roster.addresses, scratch, plan.run_id, plan.strategy)
+        env = {"CUDA_VISIBLE_DEVICES": ",".join(hello.devices)}
+        if plan.tasks > 1:
+            env["TF_CONFIG"] = tf_config(roster, rank)
+        # The parent of a Spark Python worker is the daemon (or executor) that lives as long as the executor.
+        owner = os.getppid() if plan.warm else None
+        with closing(Watch(plan, program, context, hello, env, owner)) as watch:
+            outcome = watch.until_done(send)
+            if isinstance(outcome, Failure):
+                send({"kind": "failed", "rank": rank, "failure": outcome.to_json()})
+                if outcome.secondary:
+                    threading.Event().wait(SECONDARY_GRACE_S)  # the first to raise is what Spark shows
+                raise TrainingEndedError(outcome)
+            # Nobody leaves before all are done; see child.stay_for_peers.
+            shared = outcome if plan.results == "all" else b""
+            gathered = task.allGather(base64.b64encode(shared).decode())
+    if rank == 0:
+        yield [base64.b64decode(text) for text in gathered] if plan.results == "all" else [outcome]
+    else:
+        yield None
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _MUST_AGREE:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    if not {"tensorflow", "tensorflow-cpu"} & set(found):
+        raise LaunchError("the executors' Python has no TensorFlow; install tensorflow or tensorflow-cpu there")
+    return found
+
+
+def _devices(task: BarrierTaskContext, plan: LaunchPlan, rank: int) -> tuple[str, ...]:
+    if not plan.use_gpu:
+        return ()
+    resource = task.resources().get(plan.gpu_resource_name)
+    if resource is None:
+        raise LaunchError(
+            f"rank {rank}: expected Spark to assign the resource {plan.gpu_resource_name!r}, got none; "
+            f"set spark.task.resource.{plan.gpu_resource_name}.amount"
+        )
+    mine = visible_devices(resource.addresses, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    wanted = share_devices(plan.slots, plan.tasks)[rank]
+    if len(mine) < wanted:
+        raise LaunchError(f"rank {rank}: expected {wanted} GPUs, Spark assigned {len(mine)}: {', '.join(mine)}")
+    return mine[:wanted]

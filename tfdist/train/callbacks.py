@@ -1,0 +1,62 @@
+"""Keras callbacks that belong to a training of ours."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from tfdist.launch.protocol import emit
+
+
+class EpochEvents(keras.callbacks.Callback):  # type: ignore[misc]
+    """Sends ``start``, ``first-step`` and ``epoch`` events to the driver; used on the chief.
+
+    Args:
+        rows: training rows of an epoch over all workers.
+        epochs: how many epochs will run.
+    """
+
+    def __init__(self, rows: int, epochs: int) -> None:
+        super().__init__()
+        self.rows, self.epochs = rows, epochs
+        self.epoch_seconds: list[float] = []
+        self._epoch_start = 0.0
+        self._trained_until: float | None = None
+        self._first_step = True
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        del logs
+        emit("start", epochs=self.epochs, rows=self.rows)
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        del epoch, logs
+        self._epoch_start = time.perf_counter()
+        self._trained_until = None
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        del batch, logs
+        if self._first_step:
+            self._first_step = False
+            emit("first-step")
+
+    def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        del logs
+        self._trained_until = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        now = time.perf_counter()
+        trained_s = (self._trained_until or now) - self._epoch_start
+        self.epoch_seconds.append(trained_s)
+        values = {name: float(value) for name, value in (logs or {}).items()}
+        emit(
+            "epoch",
+            epoch=epoch,
+            epochs=self.epochs,
+            logs=values,
+            seconds=now - self._epoch_start,
+            train_seconds=trained_s,
+            rows_per_s=self.rows / trained_s,
+        )

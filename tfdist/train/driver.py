@@ -1,0 +1,196 @@
+"""``tfdist.fit``: plans a training on the driver, launches it and brings back the result."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tfdist.config import ComputeConfig, FitConfig
+from tfdist.data import Handle
+from tfdist.errors import ConfigError, DivergenceError
+from tfdist.launch.local import LocalLauncher
+from tfdist.launch.program import dump_program
+from tfdist.launch.protocol import Event, LaunchPlan, OnEvent
+from tfdist.train.console import print_event
+from tfdist.train.task import BuildCallbacks, BuildModel, FitTask
+from tfdist.train.worker import fit_on_worker
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """A finished training.
+
+    Attributes:
+        history: for each metric its value after each epoch, over all rows of all workers.
+        model_path: the trained model in Keras' own format, with its schema in the same folder.
+        rows: training rows of an epoch.
+        rows_per_s: training rows per second over all workers, median of the epochs after the first (which also traces
+            the graph), or of the only one.
+        seconds: wall seconds by phase: ``launch``, ``build``, ``train``, ``save``, ``total``.
+        workers: for each rank its ``rank``, ``host``, ``pid`` and ``devices``.
+        run_id: identifies the launch.
+    """
+
+    history: Mapping[str, list[float]]
+    model_path: Path
+    rows: int
+    rows_per_s: float
+    seconds: Mapping[str, float]
+    workers: tuple[Mapping[str, Any], ...]
+    run_id: str
+
+    def model(self) -> Any:
+        """Load the trained model (a compiled ``keras.Model``) in this process."""
+        import keras
+
+        return keras.saving.load_model(self.model_path)
+
+
+def fit(
+    build_model: BuildModel,
+    train: Handle,
+    *,
+    validation: Handle | None = None,
+    compute: ComputeConfig | None = None,
+    fit: FitConfig | None = None,
+    callbacks: BuildCallbacks | None = None,
+    spark: Any = None,
+    on_event: OnEvent | None = None,
+) -> FitResult:
+    """Train a Keras model data-parallel on Spark.
+
+    Args:
+        build_model: called with the schema of ``train`` on every worker, inside the strategy; returns a compiled model.
+        train: the training rows, with a label.
+        validation: rows to evaluate after each epoch.
+        compute: where to run; by default one slot.
+        fit: how to train.
+        callbacks: called on every worker, returns a list of Keras callbacks. All workers must get the same kinds of
+            callbacks, since a stop on one is a stop on all.
+        spark: the session to use; by default the active one.
+        on_event: receives the events of the run in place of the printed lines.
+
+    Returns:
+        The history, the path of the model and what was measured.
+
+    Raises:
+        ConfigError: settings or data cannot be trained as asked; raised before a worker starts.
+        WorkerError: the training failed on a worker; also of that exception's own type.
+        DivergenceError: the workers ended with different weights.
+    """
+    compute, fit = compute or ComputeConfig(), fit or FitConfig()
+    run_id = new_run_id()
+    task = FitTask(build_model, train, validation, compute, fit, callbacks, _output_dir(fit, train, run_id))
+    _check(task)
+    program = dump_program(partial(_fit_as_json, task), "build_model and callbacks")
+    log = _RunLog(on_event or print_event)
+    launched = time.perf_counter()
+    texts = launch(program, compute, launch_plan(compute, run_id, results="all"), spark, log)
+    total_s = time.perf_counter() - launched
+    outcomes = [json.loads(text) for text in texts]
+    if len({o["digest"] for o in outcomes}) != 1:
+        raise DivergenceError(
+            f"run {run_id}: {len(outcomes)} workers ended with different weights; was the model built by build_model, "
+            "and do all callbacks act alike on every worker?"
+        )
+    chief = outcomes[0]
+    timed = sorted(chief["epoch_seconds"][1:] or chief["epoch_seconds"])
+    phases = chief["seconds"]
+    return FitResult(
+        history=chief["history"],
+        model_path=Path(chief["model_path"]),
+        rows=train.rows,
+        rows_per_s=train.rows / timed[len(timed) // 2],
+        seconds={"launch": total_s - sum(phases.values()), **phases, "total": total_s},
+        workers=tuple(log.workers[rank] for rank in sorted(log.workers)),
+        run_id=run_id,
+    )
+
+
+def new_run_id() -> str:
+    """A short name that no other run has."""
+    return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(3)
+
+
+def launch_plan(compute: ComputeConfig, run_id: str, *, results: str, tasks: int | None = None) -> LaunchPlan:
+    """The launcher's view of a ComputeConfig."""
+    return LaunchPlan(
+        run_id=run_id,
+        tasks=tasks or compute.slots,
+        slots=compute.slots,
+        strategy=compute.strategy_in_force,
+        use_gpu=compute.use_gpu,
+        gpu_resource_name=compute.gpu_resource_name,
+        env=dict(compute.env),
+        show_output=compute.show_output,
+        results="all" if results == "all" else "chief",
+        warm=compute.warm_start,
+    )
+
+
+def launch(
+    program: bytes, compute: ComputeConfig, plan: LaunchPlan, spark: Any, on_event: Callable[[Event], None]
+) -> list[bytes]:
+    """Run ``program`` on the workers that ``compute`` asks for.
+
+    Raises:
+        ConfigError: the Spark launcher was asked for and there is no session.
+    """
+    if compute.launcher == "local":
+        return LocalLauncher().launch(program, plan, on_event)
+    from tfdist.launch.spark import SparkLauncher, active_session
+
+    return SparkLauncher(spark or active_session(), compute.startup_timeout_s).launch(program, plan, on_event)
+
+
+class _RunLog:
+    """Notes who took part and passes every other event on."""
+
+    def __init__(self, on_event: OnEvent) -> None:
+        self.on_event = on_event
+        self.workers: dict[int, Mapping[str, Any]] = {}
+
+    def __call__(self, event: Event) -> None:
+        if event["kind"] == "joined":
+            self.workers[event["rank"]] = {k: event[k] for k in ("rank", "host", "pid", "devices")}
+        self.on_event(event)
+
+
+def _fit_as_json(task: FitTask) -> bytes:
+    return json.dumps(fit_on_worker(task)).encode()
+
+
+def _output_dir(fit: FitConfig, train: Handle, run_id: str) -> Path:
+    if fit.output_dir is not None:
+        return Path(fit.output_dir).absolute()
+    return train.model_root / run_id
+
+
+def _check(task: FitTask) -> None:
+    problems = []
+    slots = task.compute.slots
+    if task.train.schema.label is None:
+        problems.append("train: expected a label; name it with from_dataframe(..., label=...)")
+    if task.fit.global_batch < slots:
+        problems.append(
+            f"fit.global_batch: expected at least a row for each of {slots} workers, got {task.fit.global_batch}"
+        )
+    if task.train.rows < slots:
+        problems.append(f"train: expected at least a row for each of {slots} workers, got {task.train.rows} rows")
+    if task.validation is not None:
+        if task.validation.rows < slots:
+            problems.append(
+                f"validation: expected at least a row for each of {slots} workers, got {task.validation.rows} rows"
+            )
+        if task.validation.element_spec_text != task.train.element_spec_text:
+            problems.append("validation: expected the columns and types of train, got others")
+    if task.output_dir.is_file():
+        problems.append(f"fit.output_dir: expected a folder, got the file {task.output_dir}")
+    if problems:
+        raise ConfigError(problems)

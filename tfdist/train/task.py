@@ -1,0 +1,40 @@
+"""What a worker needs to train: one picklable value, made on the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfdist.config import ComputeConfig, FitConfig
+from tfdist.data import Handle, Schema
+
+BuildModel = Callable[[Schema], Any]
+"""Returns a compiled Keras model for the schema of the training data; called on every worker, inside the strategy."""
+
+BuildCallbacks = Callable[[], Sequence[Any]]
+"""Returns Keras callbacks; called on every worker."""
+
+
+@dataclass(frozen=True)
+class FitTask:
+    """One training.
+
+    Args:
+        build_model: makes the compiled model.
+        train: the training rows.
+        validation: the validation rows, or None.
+        compute: where it runs.
+        fit: how it is trained.
+        callbacks: makes the callbacks, or None.
+        output_dir: where the chief publishes the model.
+    """
+
+    build_model: BuildModel
+    train: Handle
+    validation: Handle | None
+    compute: ComputeConfig
+    fit: FitConfig
+    callbacks: BuildCallbacks | None
+    output_dir: Path

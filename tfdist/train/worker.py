@@ -1,0 +1,106 @@
+"""What runs in a training process: the whole training on one page."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import cloudpickle
+
+from tfdist.cluster import worker_context
+from tfdist.errors import ResultError
+from tfdist.train.task import FitTask
+
+
+def fit_on_worker(task: FitTask) -> dict[str, Any]:
+    """Train on this worker's share and publish the model on the chief.
+
+    Returns:
+        JSON values: ``history`` (name to a value per epoch), ``digest`` of the trained weights, ``model_path`` (chief),
+        ``epoch_seconds`` and ``seconds`` by phase.
+    """
+    from tfdist.strategies.builders import strategy_scope
+    from tfdist.train.callbacks import EpochEvents
+    from tfdist.train.publish import MODEL, publish
+
+    worker, fit = worker_context(), task.fit
+    clock = [time.perf_counter()]
+    with strategy_scope(worker.strategy, threads=task.compute.threads_per_worker, seed=fit.seed):
+        share = {"repeat": True, "seed": fit.seed}
+        train = task.train.to_tf(
+            global_batch=fit.global_batch, shuffle=fit.shuffle, drop_remainder=fit.drop_remainder, **share
+        )
+        arguments: dict[str, Any] = {"steps_per_epoch": task.train.steps(fit.global_batch, fit.drop_remainder)}
+        if task.validation is not None:
+            batch = fit.validation_batch or fit.global_batch
+            arguments["validation_data"] = task.validation.to_tf(global_batch=batch, shuffle=False, **share)
+            arguments["validation_steps"] = task.validation.steps(batch)
+        model = task.build_model(task.train.schema)
+        clock.append(time.perf_counter())
+        events = EpochEvents(task.train.rows, fit.epochs)
+        callbacks = [*(task.callbacks() if task.callbacks else ()), *([events] if worker.is_chief else ())]
+        verbose = fit.verbose if worker.is_chief else 0
+        history = model.fit(train, epochs=fit.epochs, callbacks=callbacks, verbose=verbose, **arguments).history
+        clock.append(time.perf_counter())
+        # Every rank saves: reading variables that are aggregated on read takes all of them.
+        assert worker.scratch_dir is not None
+        saved = worker.scratch_dir / MODEL
+        model.save(saved)
+    path = publish(saved, task.train.schema, task.output_dir) if worker.is_chief else None
+    clock.append(time.perf_counter())
+    return {
+        "history": {name: [float(v) for v in values] for name, values in history.items()},
+        "digest": _digest(model),
+        "model_path": None if path is None else str(path),
+        "epoch_seconds": events.epoch_seconds,
+        "seconds": dict(zip(("build", "train", "save"), (b - a for a, b in pairwise(clock)), strict=True)),
+    }
+
+
+def run_train_fn(
+    train_fn: Callable[..., Any], arguments: dict[str, Any], threads: int | None, custom_strategy: bool
+) -> bytes:
+    """Call a user's train function on this worker, inside the strategy's scope unless it makes its own.
+
+    Returns:
+        Its pickled return value.
+    """
+    if custom_strategy:
+        return _pickled(_call(train_fn, arguments))
+    from tfdist.strategies.builders import strategy_scope
+
+    with strategy_scope(worker_context().strategy, threads=threads):
+        return _pickled(_call(train_fn, arguments))
+
+
+def _call(train_fn: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    try:
+        return train_fn(**arguments)
+    except SystemExit as end:
+        if end.code in (None, 0):  # a script's way of ending well
+            return None
+        raise
+
+
+def _pickled(value: Any) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(value))
+    except Exception as error:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        raise ResultError(
+            f"train function: expected a return value that can be pickled, got {kind} ({error}); "
+            "return numbers, arrays or a path instead"
+        ) from error
+
+
+def _digest(model: Any) -> str:
+    """SHA-256 of the trainable weights, to prove that all workers end with the same."""
+    import numpy as np
+
+    digest = hashlib.sha256()
+    for variable in model.trainable_variables:
+        digest.update(np.ascontiguousarray(variable.numpy()).tobytes())
+    return digest.hexdigest()
