@@ -97,7 +97,7 @@ def listen(host: str, bind: str, receive: Callable[[Event], None]) -> Iterator[C
 
     with Server((bind, 0), Handler) as server:
         channel = Channel(ChannelAddress(host, server.server_address[1], secret))
-        thread = threading.Thread(target=server.serve_forever, name="tfdist-events", daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="tfdist-events", daemon=True)
         thread.start()
         try:
             yield channel

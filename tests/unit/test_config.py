@@ -1,0 +1,58 @@
+"""Settings: validated together, early, with what to do."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tfdist.config import ComputeConfig, FitConfig
+from tfdist.environ import scoped_environ
+from tfdist.errors import ConfigError
+
+
+def test_all_problems_of_a_compute_config_come_together() -> None:
+    """Every wrong setting is named at once."""
+    with pytest.raises(ConfigError) as caught:
+        ComputeConfig(slots=0, strategy="mirored", show_output="some", launcher="yarn", env={"A": 1})  # type: ignore[arg-type,dict-item]
+    assert [p.partition(":")[0] for p in caught.value.problems] == [
+        "compute.slots",
+        "compute.strategy",
+        "compute.show_output",
+        "compute.launcher",
+        "compute.env",
+    ]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"epochs": 0}, {"global_batch": 2.5}, {"seed": -1}, {"seed": True}, {"verbose": 3}, {"validation_batch": 0}],
+)
+def test_a_wrong_fit_setting_is_named(wrong: dict[str, object]) -> None:
+    """A value outside its range is refused by the setting's dotted name."""
+    with pytest.raises(ConfigError, match=f"fit.{next(iter(wrong))}: expected"):
+        FitConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_auto_is_single_for_one_slot_and_multi_worker_for_more() -> None:
+    """The strategy in force follows from the slots unless it is named."""
+    assert ComputeConfig().strategy_in_force == "single"
+    assert ComputeConfig(slots=2).strategy_in_force == "multi_worker_mirrored"
+    assert ComputeConfig(strategy="mirrored").strategy_in_force == "mirrored"
+
+
+def test_a_scoped_environment_is_put_back_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables set, changed and removed for a block are as before after it, also when it fails."""
+    monkeypatch.setenv("TFDIST_OLD", "1")
+    monkeypatch.delenv("TFDIST_NEW", raising=False)
+
+    def fail_inside() -> None:
+        with scoped_environ({"TFDIST_OLD": None, "TFDIST_NEW": "2"}):
+            assert "TFDIST_OLD" not in os.environ
+            assert os.environ["TFDIST_NEW"] == "2"
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_inside()
+    assert os.environ["TFDIST_OLD"] == "1"
+    assert "TFDIST_NEW" not in os.environ

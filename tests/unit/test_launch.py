@@ -1,0 +1,185 @@
+"""Launching, as far as it is pure: devices, preflight, failures, programs, the channel."""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import socket
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfdist.errors import ConfigError, LaunchError, WorkerError
+from tfdist.launch import preflight
+from tfdist.launch.channel import ChannelAddress, connect, listen
+from tfdist.launch.devices import visible_devices
+from tfdist.launch.failures import TrainingEndedError, cause, find_report, worker_error
+from tfdist.launch.ports import reserve_port
+from tfdist.launch.preflight import SparkFacts
+from tfdist.launch.program import dump_program
+from tfdist.launch.protocol import Failure
+
+
+def test_gpu_indexes_count_into_the_existing_list() -> None:
+    """Spark's addresses 0 and 1 under CUDA_VISIBLE_DEVICES=2,3 are devices 2 and 3; a UUID stands for itself."""
+    assert visible_devices(["0", "1"], "2,3") == ("2", "3")
+    assert visible_devices(["0", "1"], None) == ("0", "1")
+    assert visible_devices(["MIG-7a", "GPU-b1"], "0,1") == ("MIG-7a", "GPU-b1")
+
+
+def test_a_gpu_index_beyond_the_list_is_refused() -> None:
+    """An address that CUDA_VISIBLE_DEVICES does not hold is an error that names both."""
+    with pytest.raises(LaunchError, match=r"GPU address 2: .*CUDA_VISIBLE_DEVICES=4,5"):
+        visible_devices(["2"], "4,5")
+
+
+@pytest.mark.parametrize(
+    ("slots", "amount", "tasks"), [(4, "1", 4), (4, "2", 2), (3, "2", 2), (4, "0.5", 4), (1, "4", 1)]
+)
+def test_gpu_slots_take_as_few_tasks_as_hold_them(slots: int, amount: str, tasks: int) -> None:
+    """The number of tasks is the slots over the GPUs of a task, rounded up; a fraction is one GPU a task."""
+    conf = {"spark.task.resource.gpu.amount": amount}
+    assert preflight.tasks_for(slots, conf, use_gpu=True, gpu_resource_name="gpu") == (tasks, [])
+
+
+def test_missing_gpu_configuration_names_the_settings() -> None:
+    """GPU training without GPU scheduling says which keys to set."""
+    _, problems = preflight.tasks_for(2, {}, use_gpu=True, gpu_resource_name="gpu")
+    assert "spark.task.resource.gpu.amount" in problems[0]
+    assert "spark.executor.resource.gpu.amount" in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("master", "conf", "most"),
+    [
+        ("local", {}, 1),
+        ("local[3]", {}, 3),
+        ("local[*]", {}, 6),
+        ("local[4,2]", {"spark.task.cpus": "2"}, 2),
+        ("local-cluster[2,3,1024]", {"spark.task.cpus": "2"}, 2),
+        ("yarn", {"spark.executor.instances": "3", "spark.executor.cores": "2"}, 6),
+        ("spark://host:7077", {"spark.executor.instances": "3", "spark.executor.cores": "2"}, None),
+    ],
+)
+def test_a_clusters_size_is_read_from_its_configuration(master: str, conf: dict[str, str], most: int | None) -> None:
+    """The number of concurrent tasks follows from the master URL and the executors, where they fix it."""
+    assert preflight.most_tasks(SparkFacts(master, conf, cores=6)) == most
+
+
+def test_all_preflight_problems_come_together() -> None:
+    """Dynamic allocation and too few slots are reported in one go, with numbers and settings."""
+    facts = SparkFacts("local-cluster[1,1,1024]", {"spark.dynamicAllocation.enabled": "true"})
+    found = preflight.problems(facts, 4)
+    assert len(found) == 2
+    assert "spark.dynamicAllocation.enabled" in found[0]
+    assert "4 tasks" in found[1]
+    assert "runs 1 at most" in found[1]
+
+
+def test_the_first_failure_that_is_no_consequence_is_the_cause() -> None:
+    """A survivor's broken collective never hides the worker that broke it."""
+    survivor = Failure(0, "a", "UnavailableError", "Socket closed", secondary=True)
+    guilty = Failure(1, "b", "builtins.ValueError", "bad rate")
+    assert cause([survivor, guilty]) is guilty
+    assert cause([survivor]) is survivor
+
+
+class OwnError(Exception):
+    """An error that a train function could define."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(first, second)
+
+
+def test_a_workers_error_keeps_its_type() -> None:
+    """The driver's error is both a WorkerError and of the worker's type, with rank, host and traceback."""
+    failure = Failure(1, "b", f"{__name__}.OwnError", "1, 2", "Traceback ...\nOwnError: 1, 2", ("line",))
+    error = worker_error(failure)
+    assert isinstance(error, OwnError)
+    assert isinstance(error, WorkerError)
+    assert (error.rank, error.host, error.error_type) == (1, "b", f"{__name__}.OwnError")
+    assert "rank 1 on b" in str(error)
+    assert "Traceback ..." in str(error)
+
+
+@pytest.mark.parametrize("name", ["no.such.module.Error", "builtins.len", "builtins.KeyboardInterrupt", "SIGKILL"])
+def test_a_type_that_cannot_be_had_becomes_a_plain_worker_error(name: str) -> None:
+    """What is no importable exception type is named in the text of a plain WorkerError."""
+    error = worker_error(Failure(0, "a", name, "text"))
+    assert type(error) is WorkerError
+    assert name.removeprefix("builtins.") in str(error)
+
+
+@given(st.text(), st.lists(st.text(), max_size=3))
+def test_a_failure_survives_inside_sparks_error_text(message: str, lines: list[str]) -> None:
+    """A failure is found again in the middle of a Spark traceback, whatever its text."""
+    failure = Failure(1, "b", "builtins.ValueError", message, "trace\nback", tuple(lines))
+    text = f"org.apache.spark.SparkException: Job aborted\n  x.Y: {TrainingEndedError(failure)}\n\tat org.apache"
+    assert find_report(text) == failure
+    assert find_report("something else") is None
+
+
+def test_a_program_keeps_the_file_name_of_its_code() -> None:
+    """A function of a file beside the script travels by value and its traceback still names the file."""
+
+    def local(x: int) -> int:
+        return x + 1
+
+    program = pickle.loads(dump_program(lambda: local(1), "train_fn"))
+    assert program() == 2
+    assert program.__code__.co_filename == __file__
+
+
+def test_a_program_that_cannot_be_sent_is_refused_with_advice() -> None:
+    """A lock in a closure is an error that names the function and says what to do."""
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match=r"train_fn: .*lock.*inside the function"):
+        dump_program(lambda: lock, "train_fn")
+
+
+def test_a_reserved_port_is_given_to_nobody_but_can_be_listened_on() -> None:
+    """While a port is reserved nobody else is given it, and a server with SO_REUSEADDR can take it."""
+    with reserve_port() as port:
+        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+            stranger.bind(("", port))
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("", port))
+            server.listen()
+            with socket.create_connection(("127.0.0.1", port)):
+                pass
+
+
+def test_events_arrive_in_order_and_a_closed_line_is_noticed() -> None:
+    """Every event sent before the line closed has been received when the driver has waited for it."""
+    received: queue.SimpleQueue[dict[str, object]] = queue.SimpleQueue()
+    with listen("127.0.0.1", "127.0.0.1", received.put) as channel:
+        with connect(channel.address) as send:
+            for step in range(100):
+                send({"kind": "epoch", "rank": 0, "step": step})
+        channel.wait_until_closed(10)
+        assert [received.get_nowait()["step"] for _ in range(100)] == list(range(100))
+
+
+def test_a_stranger_without_the_secret_is_not_heard() -> None:
+    """A client that does not know the secret of the run is cut off and nothing it says arrives."""
+    received: queue.SimpleQueue[dict[str, object]] = queue.SimpleQueue()
+    with listen("127.0.0.1", "127.0.0.1", received.put) as channel:
+        wrong = ChannelAddress(channel.address.host, channel.address.port, "guess")
+        with connect(wrong) as send:
+            send({"kind": "epoch", "rank": 0})
+        channel.wait_until_closed(10)
+        with connect(channel.address) as send:
+            send({"kind": "after", "rank": 0})
+        channel.wait_until_closed(10)
+        assert received.get(timeout=10)["kind"] == "after"
+        assert received.empty()
+
+
+def test_without_a_driver_to_reach_events_are_dropped(capfd: pytest.CaptureFixture[str]) -> None:
+    """A worker that cannot reach the driver goes on and says so once."""
+    with reserve_port() as port, connect(ChannelAddress("127.0.0.1", port, "s")) as send:
+        send({"kind": "epoch", "rank": 0})
+    assert "cannot be reached" in capfd.readouterr().err
