@@ -50,9 +50,12 @@ def test_device_shares_sum_and_differ_by_at_most_one(slots: int, tasks: int) -> 
     assert max(shares) - min(shares) <= 1
 
 
-hellos = st.lists(st.tuples(hosts, ports), min_size=1, max_size=8, unique_by=lambda pair: join_address(*pair)).map(
-    lambda pairs: [WorkerHello(rank, *pair, {"keras": "3.15.1"}) for rank, pair in enumerate(pairs)]
-)
+def _introduce(addresses: list[str]) -> list[WorkerHello]:
+    pairs = [split_address(address) for address in addresses]
+    return [WorkerHello(rank, host, port or 0, {"keras": "3.15.1"}) for rank, (host, port) in enumerate(pairs)]
+
+
+hellos = st.lists(st.builds(join_address, hosts, ports), min_size=1, max_size=8, unique=True).map(_introduce)
 
 
 @given(hellos, st.data())
