@@ -133,7 +133,6 @@ class Tabular(Section):
         embedding: numbers in an embedding, at most; columns with few values take fewer.
         hidden: units of each dense layer.
         dropout: share of units left out while training.
-        l2: weight of the squared embeddings and dense weights in the loss.
         learning_rate: of Adam.
     """
 
@@ -145,7 +144,6 @@ class Tabular(Section):
     embedding: int = Field(default=8, ge=1)
     hidden: list[int] = Field(default=[64, 32])
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    l2: float = Field(default=0.0, ge=0.0)
     learning_rate: float = Field(default=1e-3, gt=0.0)
 
     @model_validator(mode="after")
