@@ -7,7 +7,7 @@ import difflib
 import json
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -239,7 +239,7 @@ class JobSpec(Section):
     def _nulls_name_features(self) -> JobSpec:
         features = [*self.task.numeric, *self.task.categorical]
         problems = [
-            f"nulls.{name}: expected a feature of the task, got {name!r}{_nearest(name, features)}"
+            f"nulls.{name}: expected a feature of the task, got {name!r}{nearest(name, features)}"
             for name in self.nulls
             if name not in features
         ]
@@ -335,12 +335,12 @@ def _describe(place: Place, items: Sequence[Mapping[str, Any]]) -> list[str]:
         return list(cause.problems)
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         known = _names_at(place[:-1])
-        return [f"{dotted}: expected one of {', '.join(known)}, got an unknown key{_nearest(str(place[-1]), known)}"]
+        return [f"{dotted}: expected one of {', '.join(known)}, got an unknown key{nearest(str(place[-1]), known)}"]
     if kind in ("missing", "missing_argument"):
         return [f"{dotted}: expected a value, got nothing; this key is required"]
     wanted = " or ".join(dict.fromkeys(_wanted(item) for item in items))
     choices = re.findall("'([^']*)'", wanted) if kind == "literal_error" else []
-    return [f"{dotted}: expected {wanted}, got {_shown(got)}{_nearest(str(got), choices)}"]
+    return [f"{dotted}: expected {wanted}, got {_shown(got)}{nearest(str(got), choices)}"]
 
 
 def _wanted(item: Mapping[str, Any]) -> str:
@@ -374,8 +374,9 @@ def _section_in(hint: Any) -> Any:
     return next(filter(None, map(_section_in, typing.get_args(hint))), None)
 
 
-def _nearest(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+def nearest(name: str, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` for the known name closest to ``name``, or nothing."""
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

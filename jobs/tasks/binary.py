@@ -12,6 +12,7 @@ from pyspark.ml.feature import OneHotEncoder, StringIndexer, VectorAssembler
 from pyspark.ml.functions import vector_to_array
 from pyspark.sql import DataFrame
 
+from ..source import quoted
 from . import PREDICTION
 
 _CLIP = 1e-7  # keeps the logarithm finite for a prediction of exactly 0 or 1; Keras' own value
@@ -75,8 +76,3 @@ def logistic_regression(
     fitted = pipeline.fit(renamed(train).dropna(subset=numbers) if numbers else renamed(train))
     scored = fitted.transform(renamed(test).fillna(means) if means else renamed(test))
     return scored.select(*map(quoted, test.columns), vector_to_array("probability")[1].alias(PREDICTION))
-
-
-def quoted(name: str) -> str:
-    """A column's name as Spark SQL takes it, also with dots and spaces."""
-    return "`" + name.replace("`", "``") + "`"

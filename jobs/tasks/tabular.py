@@ -14,9 +14,9 @@ from pyspark.sql.types import BooleanType, IntegralType, NumericType, StringType
 
 from tfdist.errors import DataError
 
+from ..source import quoted
 from ..spec import Tabular
 from . import Task, binary
-from .binary import quoted
 
 if TYPE_CHECKING:
     from tfdist.data import Schema

