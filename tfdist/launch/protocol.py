@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -80,6 +81,11 @@ class Failure:
         raw = json.loads(text)
         raw["last_output"] = tuple(raw["last_output"])
         return Failure(**raw)
+
+
+def new_run_id() -> str:
+    """A short name that no other run has, sorted by time."""
+    return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(3)
 
 
 def emit(kind: str, **values: Any) -> None:

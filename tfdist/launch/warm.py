@@ -34,6 +34,9 @@ from tfdist.launch.protocol import LATE_VARIABLES
 
 IDLE_TIMEOUT_S = 600.0
 _LENGTH = struct.Struct("!Q")
+# Variables that change from call to call and that nothing reads while it is imported.
+_VOLATILE = ("PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES")
+_started: list[subprocess.Popen[bytes]] = []
 _PRELOAD = ("tensorflow", "keras", "pyarrow.parquet", "cloudpickle")
 
 
@@ -48,7 +51,7 @@ def _read_early(env: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in env.items()
-        if name not in LATE_VARIABLES and not name.startswith(("SPARK_", "PYSPARK_"))
+        if name not in LATE_VARIABLES and name not in _VOLATILE and not name.startswith(("SPARK_", "PYSPARK_"))
     }
 
 
@@ -123,7 +126,8 @@ def _start_server(address: Path, env: Mapping[str, str], owner_pid: int) -> None
     listener.bind(str(address))
     listener.listen(64)  # clients may queue while TensorFlow is being imported
     with open(address.with_suffix(".log"), "wb") as log, listener:
-        subprocess.Popen(
+        _started[:] = [server for server in _started if server.poll() is None]  # reaps those that ended
+        server = subprocess.Popen(
             [sys.executable, "-m", "tfdist.launch.warm", str(listener.fileno()), str(address), str(owner_pid)],
             env=_read_early(env) | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
             stdin=subprocess.DEVNULL,
@@ -132,6 +136,7 @@ def _start_server(address: Path, env: Mapping[str, str], owner_pid: int) -> None
             pass_fds=[listener.fileno()],
             start_new_session=True,  # a Ctrl-C at the driver's terminal is the driver's to handle
         )
+        _started.append(server)
 
 
 def _send(connection: socket.socket, content: bytes) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from tfdist.data import Handle
 from tfdist.errors import ConfigError, DivergenceError
 from tfdist.launch.local import LocalLauncher
 from tfdist.launch.program import dump_program
-from tfdist.launch.protocol import Event, LaunchPlan, OnEvent
+from tfdist.launch.protocol import Event, LaunchPlan, OnEvent, new_run_id
 from tfdist.train.console import print_event
 from tfdist.train.task import BuildCallbacks, BuildModel, FitTask
 from tfdist.train.worker import fit_on_worker
@@ -111,11 +110,6 @@ def fit(
         workers=tuple(log.workers[rank] for rank in sorted(log.workers)),
         run_id=run_id,
     )
-
-
-def new_run_id() -> str:
-    """A short name that no other run has."""
-    return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(3)
 
 
 def launch_plan(compute: ComputeConfig, run_id: str, *, results: str, tasks: int | None = None) -> LaunchPlan:

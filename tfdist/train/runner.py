@@ -12,10 +12,10 @@ from tfdist.errors import ConfigError, PreflightError
 from tfdist.launch import preflight
 from tfdist.launch.local import LocalLauncher
 from tfdist.launch.program import dump_program
-from tfdist.launch.protocol import OnEvent
+from tfdist.launch.protocol import OnEvent, new_run_id
 from tfdist.launch.spark import SparkLauncher, UpstreamRunner, spark_facts
 from tfdist.train.console import print_event
-from tfdist.train.driver import launch_plan, new_run_id
+from tfdist.train.driver import launch_plan
 from tfdist.train.worker import run_train_fn
 
 

@@ -1,0 +1,184 @@
+"""``tfdist.fit`` from a DataFrame to a trained model, on Spark and on local processes."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import tfdist
+from tfdist.errors import ConfigError, WorkerError
+
+ROWS, VALIDATION_ROWS = 1100, 333
+
+
+def make_frame(spark: SparkSession, rows: int, seed: int) -> DataFrame:
+    """A table that a model can learn from: four numbers, a text column, a label that follows from both."""
+    frame = spark.range(0, rows, 1, 3).select(
+        *[F.rand(seed * 10 + i).cast("float").alias(f"x.{i}") for i in range(4)],
+        F.element_at(F.array(*map(F.lit, "abc")), (F.col("id") % 3 + 1).cast("int")).alias("kind"),
+    )
+    return frame.withColumn("late", F.expr("int(`x.0` + `x.1` * int(kind = 'a') > 0.8)"))
+
+
+@pytest.fixture(scope="module")
+def handles(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    cache = tmp_path_factory.mktemp("cache")
+    return tuple(  # type: ignore[return-value]
+        tfdist.data.from_dataframe(make_frame(spark, rows, seed), label="late", cache_dir=cache)
+        for rows, seed in ((ROWS, 1), (VALIDATION_ROWS, 2))
+    )
+
+
+def build_tabular(schema: tfdist.data.Schema) -> Any:
+    import keras
+
+    inputs = schema.keras_inputs()
+    numbers = keras.layers.Concatenate()([keras.ops.expand_dims(inputs[f"x.{i}"], -1) for i in range(4)])
+    scaled = keras.layers.Normalization(mean=[0.5] * 4, variance=[1 / 12] * 4)(numbers)
+    index = keras.layers.StringLookup(vocabulary=["a", "b", "c"])(inputs["kind"])
+    kind = keras.layers.Embedding(4, 3)(index)
+    hidden = keras.layers.Dense(16, activation="relu")(keras.layers.Concatenate()([scaled, kind]))
+    model = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(hidden))
+    model.compile(
+        keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC(name="auc")]
+    )
+    return model
+
+
+FIT = tfdist.FitConfig(epochs=3, global_batch=96, seed=7)
+
+
+def weights(result: tfdist.FitResult) -> list[np.ndarray]:
+    return [np.asarray(v) for v in result.model().trainable_variables]
+
+
+@pytest.fixture(scope="module")
+def on_spark(spark: SparkSession, handles: tuple[Any, Any]) -> tfdist.FitResult:
+    train, validation = handles
+    return tfdist.fit(
+        build_tabular, train, validation=validation, compute=tfdist.ComputeConfig(slots=2), fit=FIT, spark=spark
+    )
+
+
+def assert_equal(one: tfdist.FitResult, many: tfdist.FitResult) -> None:
+    for a, b in zip(weights(one), weights(many), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-6, atol=1e-6 * np.abs(a).max())
+    assert one.history.keys() == many.history.keys()
+    for name, values in one.history.items():
+        np.testing.assert_allclose(many.history[name], values, rtol=1e-6, err_msg=name)
+
+
+def test_a_training_on_spark_learns_and_tells_what_it_did(on_spark: tfdist.FitResult) -> None:
+    """Two barrier workers train from a DataFrame; history, model, speed and workers come back."""
+    assert len(on_spark.history["loss"]) == 3
+    assert on_spark.history["val_auc"][-1] > max(0.8, on_spark.history["val_auc"][0])
+    assert on_spark.rows == ROWS
+    assert on_spark.rows_per_s > 0
+    assert [w["rank"] for w in on_spark.workers] == [0, 1]
+    assert on_spark.seconds["total"] >= on_spark.seconds["train"] > 0
+    assert (Path(on_spark.model_path).parent / "schema.json").exists()
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_any_number_of_workers_trains_to_the_same_weights(
+    slots: int, handles: tuple[Any, Any], on_spark: tfdist.FitResult
+) -> None:
+    """One process and three unevenly loaded ones end with the weights and history of two Spark workers, to 1e-6.
+
+    1,100 rows in batches of 96 leave 44 for the last step, which three workers share as 14, 15 and 15.
+    """
+    train, validation = handles
+    compute = tfdist.ComputeConfig(slots=slots, launcher="local", threads_per_worker=1)
+    other = tfdist.fit(build_tabular, train, validation=validation, compute=compute, fit=FIT)
+    assert_equal(on_spark, other)
+
+
+def build_convolution(schema: tfdist.data.Schema) -> Any:
+    import keras
+
+    inputs = schema.keras_inputs()
+    image = keras.layers.Reshape((8, 8, 1))(keras.ops.cast(inputs["image"], "float32") / 16.0)
+    x = keras.layers.Conv2D(8, 3, activation="relu")(image)
+    x = keras.layers.Flatten()(keras.layers.MaxPooling2D()(x))
+    model = keras.Model(inputs, keras.layers.Dense(10, activation="softmax")(x))
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def test_a_convolutional_net_trains_to_the_same_weights(spark: SparkSession, tmp_path: Path) -> None:
+    """A small image model on 1, 2 and 3 workers: equal weights and history to 1e-6."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    rows = [(image.ravel().tolist(), int(target)) for image, target in zip(digits.images, digits.target, strict=True)]
+    frame = spark.createDataFrame(rows[:700], "image array<double>, digit int")
+    train = tfdist.data.from_dataframe(frame, label="digit", cache_dir=tmp_path, dtypes={"image": "float32"})
+    fit = tfdist.FitConfig(epochs=2, global_batch=60, seed=3)
+    results = [
+        tfdist.fit(
+            build_convolution,
+            train,
+            compute=tfdist.ComputeConfig(slots=slots, launcher="local", threads_per_worker=1),
+            fit=fit,
+        )
+        for slots in (1, 2, 3)
+    ]
+    assert_equal(results[0], results[1])
+    assert_equal(results[0], results[2])
+    assert results[0].history["accuracy"][-1] > 0.5
+
+
+def fail_in_epoch_2() -> list[Any]:
+    import keras
+
+    class Fail(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1 and tfdist.worker_context().rank == 1:
+                raise OverflowError("epoch 2 of rank 1")
+
+    return [Fail()]
+
+
+def test_an_error_in_a_callback_of_rank_1_is_raised_on_the_driver(handles: tuple[Any, Any], tmp_path: Path) -> None:
+    """An error in the middle of a training arrives as itself with its rank, and no model is published."""
+    output = tmp_path / "model"
+    fit = tfdist.FitConfig(epochs=3, global_batch=96, output_dir=output)
+    with pytest.raises(OverflowError, match="epoch 2 of rank 1") as caught:
+        tfdist.fit(build_tabular, handles[0], compute=tfdist.ComputeConfig(slots=2), fit=fit, callbacks=fail_in_epoch_2)
+    assert isinstance(caught.value, WorkerError)
+    assert caught.value.rank == 1
+    assert not (output / "model.keras").exists()
+
+
+def test_events_tell_the_driver_each_epoch_once(handles: tuple[Any, Any]) -> None:
+    """The events of a run name its start, its first step, and each epoch once with its metrics."""
+    events: list[dict[str, Any]] = []
+    compute = tfdist.ComputeConfig(slots=2)
+    result = tfdist.fit(build_tabular, handles[0], compute=compute, fit=FIT, on_event=events.append)
+    kinds = [e["kind"] for e in events if e["kind"] in ("start", "first-step", "epoch")]
+    assert kinds == ["start", "first-step", "epoch", "epoch", "epoch"]
+    epochs = [e for e in events if e["kind"] == "epoch"]
+    assert [e["epoch"] for e in epochs] == [0, 1, 2]
+    assert [e["logs"]["loss"] for e in epochs] == result.history["loss"]
+    assert all(math.isfinite(e["rows_per_s"]) for e in epochs)
+
+
+def test_what_cannot_be_trained_is_refused_with_all_reasons(handles: tuple[Any, Any]) -> None:
+    """A batch smaller than the workers and foreign validation columns are reported together, before any launch."""
+    train, _ = handles
+    other = tfdist.data.from_parquet(train.root, label="late", features=["kind"])
+    with pytest.raises(ConfigError) as caught:
+        tfdist.fit(
+            build_tabular,
+            train,
+            validation=other,
+            compute=tfdist.ComputeConfig(slots=2),
+            fit=tfdist.FitConfig(global_batch=1),
+        )
+    assert [p.partition(":")[0] for p in caught.value.problems] == ["fit.global_batch", "validation"]
