@@ -72,6 +72,8 @@ def run_order(order: ChildOrder, event_fd: int) -> int:
         result = program()
     except BaseException as error:  # noqa: BLE001  everything that ends the program is reported to the driver
         return _fail(order.context, error)
+    finally:
+        _remove_generated_sources()
     _write_atomically(order.context.scratch_dir / RESULT, result)
     return stay_for_peers()
 
@@ -103,6 +105,13 @@ def _write_atomically(path: Path, content: bytes) -> None:
     partial = path.with_suffix(".partial")
     partial.write_bytes(content)
     partial.replace(path)
+
+
+def _remove_generated_sources() -> None:
+    # AutoGraph removes the files that it generates when the interpreter exits, and this process is ended before.
+    for name, module in list(sys.modules.items()):
+        if name.startswith("__autograph_generated_file") and module.__file__:
+            Path(module.__file__).unlink(missing_ok=True)
 
 
 def stay_for_peers() -> NoReturn:
