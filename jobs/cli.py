@@ -1,0 +1,116 @@
+"""The command ``tfdist``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import tfdist
+from tfdist.environ import adopt
+from tfdist.errors import ConfigError, DataError, TfdistError, UnsupportedVersionError, WorkerError
+
+from .spec import JobSpec
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Train TensorFlow / Keras 3 models on Apache Spark.",
+    epilog="Exit code: 0 done, 1 the run failed, 2 the job or the command is wrong, 130 interrupted.",
+)
+
+Job = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=C", help="Override a setting of the file; the value is YAML. Repeatable."),
+]
+Traceback = Annotated[bool, typer.Option("--traceback", help="Show the Python traceback of an error.")]
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+    if version:
+        typer.echo(f"tfdist {tfdist.__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def run(job: Job, overrides: Overrides = None, traceback: Traceback = False) -> None:
+    """Run a job: prepare the rows, train, track, score, and print a summary."""
+    with _errors_as_sentences(traceback):
+        spec = JobSpec.from_yaml(job, overrides or ())
+        from .runner import run_job
+
+        run_job(spec)
+
+
+@app.command()
+def check(job: Job, overrides: Overrides = None, traceback: Traceback = False) -> None:
+    """Check a job without training: spec, source, columns, types, nulls, slots and versions, all problems at once."""
+    with _errors_as_sentences(traceback):
+        spec = JobSpec.from_yaml(job, overrides or ())
+        from .checks import check_job
+        from .session import job_session
+
+        with job_session(spec.spark, spec.name) as spark:
+            columns = check_job(spec, spark)
+        table = Table(title=f"{spec.name}: the training data", title_justify="left")
+        for heading in ("column", "Spark type", "tensor", "shape", "nulls"):
+            table.add_column(heading)
+        for column in columns:
+            table.add_row(column.name, column.spark_type, column.dtype, column.shape, column.nulls)
+        console = Console()
+        console.print(table)
+        console.print(f"[green]{spec.name}: no problem found[/green]")
+
+
+def main() -> None:
+    """The console entry."""
+    # TensorFlow writes pages about the processor to standard error, in this process and in the workers.
+    adopt({name: os.environ.get(name, value) for name, value in {"TF_CPP_MIN_LOG_LEVEL": "2"}.items()})
+    app(prog_name="tfdist")
+
+
+@contextmanager
+def _errors_as_sentences(show_traceback: bool) -> Iterator[None]:
+    """Turn an error into text on standard error and an exit code."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _complain("interrupted; the workers were ended", show_traceback)
+        raise typer.Exit(INTERRUPTED) from None
+    except (ConfigError, DataError, UnsupportedVersionError) as error:
+        _complain(str(error), show_traceback)
+        raise typer.Exit(BAD_INPUT) from None
+    except WorkerError as error:
+        if show_traceback and error.worker_traceback:
+            sys.stderr.write(error.worker_traceback)
+        _complain(str(error), show_traceback)
+        raise typer.Exit(FAILED) from None
+    except TfdistError as error:
+        _complain(str(error), show_traceback)
+        raise typer.Exit(FAILED) from None
+    except Exception as error:  # noqa: BLE001  the last stop: reported, and an exit code
+        _complain(f"{type(error).__name__}: {error}\n(run again with --traceback to see where)", show_traceback)
+        raise typer.Exit(FAILED) from None
+
+
+def _complain(text: str, show_traceback: bool) -> None:
+    if show_traceback:
+        traceback.print_exc()
+    sys.stderr.write("".join(f"tfdist: {line}\n" for line in text.splitlines()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""What a job shows: a line per epoch while it trains, the training curve, and the summary at the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .result import JobResult
+
+_NAMES = {
+    "auc": "AUC",
+    "log_loss": "log loss",
+    "class_prior": "class prior",
+    "logistic_regression": "logistic regression",
+}
+_TRAIN, _VALIDATION = "#4878a8", "#d9822b"
+
+
+class Progress:
+    """Shows the events of a training as lines.
+
+    Args:
+        console: where to; on a terminal lines are coloured.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def phase(self, text: str) -> None:
+        """Say what begins now."""
+        self._line(f"[bold]{escape(text)}[/bold]")
+
+    def on_event(self, event: Mapping[str, Any]) -> None:
+        """Show an event; kinds that tell a reader nothing are left out."""
+        match event["kind"]:
+            case "waiting":
+                self._line(f"  waiting for the cluster: {event['ready']} of {event['wanted']} slots")
+            case "line":
+                self._line(f"  [dim]\\[{event['rank']}] {escape(event['text'])}[/dim]")
+            case "joined":
+                self._line(f"  [dim]worker {event['rank']} on {escape(event['host'])}[/dim]")
+            case "epoch":
+                values = "  ".join(f"{escape(name)} {value:.4f}" for name, value in event["logs"].items())
+                of = f"/{event['epochs']}" if "epochs" in event else ""
+                speed = f"  {event['rows_per_s']:,.0f} rows/s" if "rows_per_s" in event else ""
+                self._line(f"  epoch {event['epoch'] + 1}{of}  {values}{speed}  {event['seconds']:.1f} s")
+
+    def _line(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, highlight=False)
+
+
+def training_curve(history: Mapping[str, Sequence[float]], name: str) -> Any:
+    """A figure with one panel per metric: training and validation over the epochs.
+
+    Args:
+        history: name -> value per epoch; ``val_<name>`` is the validation curve of ``<name>``.
+        name: of the job, for the title.
+
+    Returns:
+        A ``matplotlib.figure.Figure``.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    metrics = [metric for metric in history if not metric.startswith("val_")]
+    figure = Figure(figsize=(5.2 * len(metrics), 4.0), dpi=130, layout="constrained")
+    figure.suptitle(f"{name}: training", fontsize=13, fontweight="bold")
+    for axes, metric in zip(figure.subplots(1, len(metrics), squeeze=False)[0], metrics, strict=True):
+        curves = {"train": (metric, _TRAIN), "validation": (f"val_{metric}", _VALIDATION)}
+        for label, (key, color) in curves.items():
+            if key in history:
+                epochs = range(1, len(history[key]) + 1)
+                axes.plot(epochs, history[key], label=label, color=color, marker="o", markersize=4, linewidth=1.8)
+        axes.set_xlabel("epoch")
+        axes.set_ylabel(_NAMES.get(metric, metric))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False)
+    return figure
+
+
+def summary(result: JobResult, console: Console) -> None:
+    """Print the outcome of a job: quality beside the baselines, rows, seconds, and where things are."""
+    quality = Table(title=f"{result.name}: quality on {result.rows['test']:,} test rows", title_justify="left")
+    quality.add_column("predictor")
+    for metric in result.test:
+        quality.add_column(_NAMES.get(metric, metric), justify="right")
+    quality.add_row("[bold]model[/bold]", *[f"[bold]{_number(value)}[/bold]" for value in result.test.values()])
+    for name, values in result.baselines.items():
+        quality.add_row(_NAMES.get(name, name), *[_number(values[metric]) for metric in result.test])
+    seconds = Table(title="seconds by phase", title_justify="left")
+    for phase in result.seconds:
+        seconds.add_column(phase, justify="right")
+    seconds.add_row(*[f"{value:.1f}" for value in result.seconds.values()])
+    facts = Table.grid(padding=(0, 2))
+    rows = ", ".join(f"{count:,} {part}" for part, count in result.rows.items())
+    workers = ", ".join(f"{worker['rank']} on {worker['host']}" for worker in result.workers)
+    for name, text in {
+        "rows": f"{rows}; trained at {result.rows_per_s:,.0f} rows/s",
+        "workers": workers,
+        "model": str(result.model_path),
+        "figure": str(result.figure_path),
+        "run": f"{result.run_id} in experiment {result.experiment}",
+        "see it": ui_command(result.tracking_uri),
+    }.items():
+        facts.add_row(f"[bold]{name}[/bold]", escape(text))
+    console.print()
+    console.print(quality)
+    console.print(seconds)
+    console.print(facts, soft_wrap=True)
+
+
+def ui_command(tracking_uri: str) -> str:
+    """What to type, or where to go, to see the run."""
+    if tracking_uri.startswith(("http://", "https://")):
+        return tracking_uri
+    if tracking_uri == "databricks":
+        return "the experiment's page in the Databricks workspace"
+    return f"mlflow ui --backend-store-uri {tracking_uri}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if math.isfinite(value) else str(value)
