@@ -30,7 +30,7 @@ except ImportError as error:
         "pip install --no-deps spark-tensorflow-distributor"
     ) from error
 
-__all__ = ["BarrierRunner", "SparkLauncher", "UpstreamRunner", "active_session", "spark_facts"]
+__all__ = ["BarrierRunner", "SparkLauncher", "UpstreamRunner", "active_session", "session_or_new", "spark_facts"]
 
 _CANCEL_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 2.0
@@ -197,6 +197,11 @@ def spark_facts(spark: SparkSession) -> preflight.SparkFacts:
         concurrent_tasks=int(java.maxNumConcurrentTasks(profile)),
         cores=os.cpu_count() or 1,
     )
+
+
+def session_or_new() -> SparkSession:
+    """The active session, or a new one as the machine's Spark settings describe it."""
+    return SparkSession.builder.getOrCreate()
 
 
 def active_session() -> SparkSession:

@@ -13,7 +13,7 @@ from tfdist.launch import preflight
 from tfdist.launch.local import LocalLauncher
 from tfdist.launch.program import dump_program
 from tfdist.launch.protocol import OnEvent, new_run_id
-from tfdist.launch.spark import SparkLauncher, UpstreamRunner, spark_facts
+from tfdist.launch.spark import SparkLauncher, UpstreamRunner, session_or_new, spark_facts
 from tfdist.train.console import print_event
 from tfdist.train.driver import launch_plan
 from tfdist.train.worker import run_train_fn
@@ -68,9 +68,7 @@ class MirroredStrategyRunner(UpstreamRunner):  # type: ignore[misc]
             strategy="mirrored" if local_mode else strategy,
             env=env or {},
         )
-        from pyspark.sql import SparkSession
-
-        self._spark = spark or SparkSession.builder.getOrCreate()
+        self._spark = spark or session_or_new()
         self.sc = self._spark.sparkContext
         self._local_mode = local_mode
         self._use_custom_strategy = use_custom_strategy
