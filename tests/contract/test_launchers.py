@@ -209,7 +209,7 @@ def test_warm_children_share_one_parent_and_a_changed_environment_gets_another(r
     assert "tfdist.launch.warm" in run(parent_name)[0]
     first = parents()
     assert parents() == first
-    assert not parents(env={"TF_CPP_MAX_VLOG_LEVEL": "0"}) & first
+    assert not parents(env={"TFDIST_TEST": "1"}) & first
 
 
 def test_a_late_variable_does_not_change_the_warm_parent() -> None:

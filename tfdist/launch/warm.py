@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import struct
@@ -168,6 +169,7 @@ class _Server:
         self.listener, self.address = listener, address
         self.selector = selectors.DefaultSelector()
         self.children: dict[int, tuple[int, socket.socket]] = {}  # pidfd -> (pid, its client)
+        self.abandoned: dict[int, Path] = {}  # pidfd -> the scratch folder that no supervisor will remove
         self.owner = os.pidfd_open(owner_pid)
         self.selector.register(listener, selectors.EVENT_READ, self._accept)
         self.selector.register(self.owner, selectors.EVENT_READ, self._stop)
@@ -202,7 +204,9 @@ class _Server:
         pidfd = os.pidfd_open(pid)
         self.children[pidfd] = (pid, connection)
         self.selector.register(pidfd, selectors.EVENT_READ, self._reap)
-        self.selector.register(connection, selectors.EVENT_READ, lambda _: self._client_left(pidfd))
+        scratch = order.context.scratch_dir
+        assert scratch is not None
+        self.selector.register(connection, selectors.EVENT_READ, lambda _: self._client_left(pidfd, scratch))
         with suppress(OSError):
             _send(connection, json.dumps({"pid": pid}).encode())
 
@@ -223,9 +227,10 @@ class _Server:
             leave(status)
         raise AssertionError("unreachable")
 
-    def _client_left(self, pidfd: int) -> None:
+    def _client_left(self, pidfd: int, scratch: Path) -> None:
         pid, connection = self.children[pidfd]
         self.selector.unregister(connection)
+        self.abandoned[pidfd] = scratch
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -234,6 +239,8 @@ class _Server:
         raw = os.waitpid(pid, 0)[1]
         self.selector.unregister(pidfd)
         os.close(pidfd)
+        if pidfd in self.abandoned:  # its supervisor was killed and could not clean up
+            shutil.rmtree(self.abandoned.pop(pidfd), ignore_errors=True)
         if connection.fileno() in self.selector.get_map():
             self.selector.unregister(connection)
         with suppress(OSError):
