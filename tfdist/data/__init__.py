@@ -1,0 +1,36 @@
+"""Spark DataFrames and Parquet files as training data: exact, in a known order, shared between workers.
+
+Names are loaded when first used; importing this package pulls in neither TensorFlow nor pyspark.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfdist.data.columns import batch_from_arrow as batch_from_arrow
+    from tfdist.data.footers import from_parquet as from_parquet
+    from tfdist.data.handle import Handle as Handle
+    from tfdist.data.materialize import from_dataframe as from_dataframe
+    from tfdist.data.schema import Schema as Schema
+
+_HOMES = {
+    "Handle": "tfdist.data.handle",
+    "Schema": "tfdist.data.schema",
+    "batch_from_arrow": "tfdist.data.columns",
+    "from_dataframe": "tfdist.data.materialize",
+    "from_parquet": "tfdist.data.footers",
+}
+
+__all__ = ["Handle", "Schema", "batch_from_arrow", "from_dataframe", "from_parquet"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'tfdist.data' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,271 @@
+"""Arrow columns as numpy arrays, by the same rules in training and in scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tfdist.data.schema import Column, Schema
+from tfdist.data.types import decimal_digits, element_type, tensor_type
+from tfdist.errors import DataError
+
+
+class Text(NamedTuple):
+    """Strings as codes into distinct values, which is how Parquet keeps them.
+
+    Args:
+        codes: ``[rows, ...] int32``.
+        values: ``[distinct] object``, each ``bytes``.
+    """
+
+    codes: np.ndarray
+    values: np.ndarray
+
+
+Values = np.ndarray | Text
+"""``[rows, *shape]``."""
+
+_STORAGE: dict[str, pa.DataType] = {
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.large_binary(),
+    "binary": pa.large_binary(),
+    "date": pa.int32(),
+    "timestamp": pa.int64(),
+    "timestamp_ntz": pa.int64(),
+}
+
+
+def batch_from_arrow(table: pa.Table | pa.RecordBatch, schema: Schema) -> dict[str, np.ndarray]:
+    """Rows as the tensors that a model reads, with null policies and casts applied as in training.
+
+    Rows that a ``drop`` policy leaves out are left out; :func:`rows_kept` says which ones stay.
+
+    Args:
+        table: holds at least the feature columns, by the user's names; others are ignored.
+        schema: of the training data.
+
+    Returns:
+        Tensor name to array ``[rows, *shape]``; ``object`` arrays of ``bytes`` for strings. The label is left out.
+
+    Raises:
+        DataError: a column is missing, has nulls that its policy refuses, or values of another type or length.
+    """
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    kept = rows_kept(table, schema)
+    if kept is not None:
+        table = table.filter(pa.array(kept))
+    arrays: dict[str, np.ndarray] = {}
+    for name in schema.features:
+        column = schema.column(name)
+        for tensor, values in zip(column.tensors, values_of(_field(table, name), column), strict=True):
+            arrays[tensor.name] = values.values[values.codes] if isinstance(values, Text) else values
+    return arrays
+
+
+def rows_kept(table: pa.Table, schema: Schema) -> np.ndarray | None:
+    """Which rows the ``drop`` policies of the features keep: ``[rows] bool``, or None when all stay."""
+    kept = None
+    for name in schema.features:
+        if schema.column(name).nulls == "drop" and (values := _field(table, name)).null_count:
+            valid = np.asarray(values.is_valid())
+            kept = valid if kept is None else kept & valid
+    return kept
+
+
+def values_of(values: pa.ChunkedArray | pa.Array, column: Column) -> tuple[Values, ...]:
+    """The tensors of a column: its values, and its null mask ``[rows] bool`` where the policy is ``mask``.
+
+    Arrays without nulls are views of Arrow's memory where the type allows it.
+
+    Raises:
+        DataError: nulls that the policy refuses, or values of another type or length.
+    """
+    array = _one_chunk(values)
+    nulls = array.null_count
+    if nulls and column.nulls in ("error", "drop"):
+        raise null_error(column, nulls)
+    read = _lists if tensor_type_has_length(column) else _scalars
+    own = read(array, column)
+    if column.nulls != "mask":
+        return (own,)
+    return own, np.asarray(array.is_null()) if nulls else np.zeros(len(array), bool)
+
+
+def null_error(column: Column, count: int) -> DataError:
+    """The refusal of nulls that no policy covers."""
+    name = column.name
+    return DataError(
+        f"column {name!r}: expected no nulls, got {count}; say nulls={{{name!r}: 'drop'}} (leave the rows out), "
+        f"'mask' (adds {name + '_is_null'!r}) or ('fill', value), or filter them in Spark"
+    )
+
+
+def tensor_type_has_length(column: Column) -> bool:
+    """Whether a row of the column is a vector."""
+    tensor = tensor_type(column.spark_type)
+    return tensor is not None and tensor.has_length
+
+
+def _field(table: pa.Table, name: str) -> pa.ChunkedArray:
+    places = table.schema.get_all_field_indices(name)
+    if len(places) != 1:
+        raise DataError(
+            f"column {name!r}: expected once in the rows, got {len(places)} times; they have "
+            f"{', '.join(map(repr, table.column_names[:20]))}"
+        )
+    return table.column(places[0])
+
+
+def _one_chunk(values: pa.ChunkedArray | pa.Array) -> pa.Array:
+    if not isinstance(values, pa.ChunkedArray):
+        return values
+    if values.num_chunks == 1:
+        return values.chunk(0)
+    if values.num_chunks == 0:
+        return pa.array([], values.type)
+    if pa.types.is_string(values.type) or pa.types.is_binary(values.type):
+        values = values.cast(pa.large_binary())  # 32-bit offsets end at 2 GiB
+    if pa.types.is_dictionary(values.type):
+        values = values.unify_dictionaries()
+    combined = values.combine_chunks()
+    return combined if isinstance(combined, pa.Array) else combined.chunk(0)
+
+
+def _scalars(array: pa.Array, column: Column) -> Values:
+    array = _stored(array, column)
+    if column.dtype == "string":
+        if array.null_count:
+            array = _binary(array).fill_null(pa.scalar(_blank(column), pa.large_binary()))
+        return _text(array)
+    nulls = np.asarray(array.is_null()) if array.null_count else None
+    if nulls is not None:
+        array = array.fill_null(pa.scalar(False if pa.types.is_boolean(array.type) else 0, array.type))
+    if pa.types.is_boolean(array.type):
+        # Arrow packs booleans to bits.
+        numbers = array.cast(pa.uint8()).to_numpy(zero_copy_only=True).view(np.bool_)
+    else:
+        numbers = array.to_numpy(zero_copy_only=True)
+    numbers = _cast(numbers, column)
+    if nulls is not None and column.fill:
+        numbers = np.where(nulls, np.array(column.fill, numbers.dtype), numbers)
+    return numbers
+
+
+def _lists(array: pa.Array, column: Column) -> Values:
+    if not (pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or _fixed(array.type)):
+        raise _type_error(array, column)
+    (length,) = column.shape
+    if length is None:
+        raise DataError(f"column {column.name!r}: the length of its arrays is not known; declare it with dtypes")
+    lengths = pc.list_value_length(array)
+    wrong = pc.index(pc.not_equal(lengths, length), True).as_py()
+    if wrong >= 0:
+        raise DataError(
+            f"column {column.name!r}: expected arrays of length {length}, got {lengths[wrong].as_py()} in row {wrong}; "
+            "cut or pad them to one length in Spark"
+        )
+    flat = array.flatten()
+    if flat.null_count and column.nulls != "fill":
+        raise DataError(
+            f"column {column.name!r}: expected no nulls inside its arrays, got {flat.null_count}; "
+            "say ('fill', value) or fill them in Spark with transform"
+        )
+    inner = _scalars(flat, column)
+    if not array.null_count:
+        return _shaped(inner, lambda values: values.reshape(-1, length))
+    valid = np.asarray(array.is_valid())
+    if isinstance(inner, Text):
+        codes = np.full((len(array), length), len(inner.values), np.int32)
+        codes[valid] = inner.codes.reshape(-1, length)
+        blank = np.empty(1, object)
+        blank[0] = X, np.concatenate([inner.values, blank]))
+    out = np.full((len(array), length), column.fill or 0, inner.dtype)
+    out[valid] = inner.reshape(-1, length)
+    return out
+
+
+def _fixed(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_fixed_size_list(kind))
+
+
+def _shaped(values: Values, shape: Callable[[np.ndarray], np.ndarray]) -> Values:
+    return Text(shape(values.codes), values.values) if isinstance(values, Text) else shape(values)
+
+
+def _stored(array: pa.Array, column: Column) -> pa.Array:
+    """The array in the type that its values have in memory, whatever Arrow type they came in."""
+    spark_type = element_type(column.spark_type)
+    if pa.types.is_dictionary(array.type):
+        if column.dtype == "string" and not array.null_count:
+            return array
+        array = array.dictionary_decode()
+    if decimal_digits(spark_type) is not None:
+        wanted = pa.large_string() if column.dtype == "string" else pa.float64()
+    elif spark_type.startswith("interval"):
+        wanted = pa.int32() if tensor_type(spark_type) == tensor_type("int") else pa.int64()
+    else:
+        wanted = _STORAGE[spark_type]
+    if array.type == wanted:
+        return array
+    try:
+        if pa.types.is_timestamp(array.type):
+            array = array.cast(pa.timestamp("us", array.type.tz))
+        elif pa.types.is_duration(array.type):
+            array = array.cast(pa.duration("us"))
+        if pa.types.is_boolean(wanted) or pa.types.is_nested(array.type):
+            raise _type_error(array, column)
+        if pa.types.is_string(array.type) and not pa.types.is_large_binary(wanted):
+            raise _type_error(array, column)
+        return array.cast(wanted)
+    except pa.ArrowException as error:
+        raise _type_error(array, column) from error
+
+
+def _blank(column: Column) -> bytes:
+    """What stands in place of a missing text."""
+    return str(column.fill or "").encode()
+
+
+def _binary(array: pa.Array) -> pa.Array:
+    return array if pa.types.is_large_binary(array.type) else array.cast(pa.large_string()).cast(pa.large_binary())
+
+
+def _text(array: pa.Array) -> Text:
+    if not pa.types.is_dictionary(array.type):
+        array = _binary(array).dictionary_encode()
+    values = array.dictionary.cast(pa.large_binary()).to_numpy(zero_copy_only=False)
+    return Text(array.indices.cast(pa.int32()).to_numpy(zero_copy_only=True), values)
+
+
+def _cast(numbers: np.ndarray, column: Column) -> np.ndarray:
+    wanted = np.dtype(column.dtype)
+    if numbers.dtype == wanted:
+        return numbers
+    if wanted.kind in "iu" and numbers.size:
+        limits = np.iinfo(wanted)
+        low, high = numbers.min(), numbers.max()
+        if not (low >= limits.min and high <= limits.max):  # NaN is neither
+            raise DataError(
+                f"column {column.name!r}: expected values that fit {column.dtype}, got {low} to {high}; "
+                "choose a wider dtype"
+            )
+    with np.errstate(over="ignore"):
+        return numbers.astype(wanted)
+
+
+def _type_error(array: pa.Array, column: Column) -> DataError:
+    return DataError(
+        f"column {column.name!r}: expected values of the Spark type {column.spark_type}, got Arrow values of type "
+        f"{array.type}; cast the column to {column.spark_type}"
+    )

@@ -1,0 +1,345 @@
+"""Columns of a DataFrame as tensors: decided from the Spark schema alone, before any worker starts."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, NamedTuple, cast
+
+from tfdist.data.types import (
+    DTYPES,
+    EXACT_DECIMAL_DIGITS,
+    cast_problem,
+    decimal_digits,
+    simple_type,
+    tensor_type,
+    way_out,
+)
+from tfdist.errors import ConfigError, DataError
+
+NullPolicy = Literal["error", "drop", "mask", "fill"]
+Nulls = Mapping[str, "str | tuple[str, Any]"]
+_POLICIES = "'error', 'drop', 'mask' or ('fill', value)"
+_DTYPE = re.compile(r"([a-z0-9]*)(?:\[(\d+)\])?")
+
+
+class Tensor(NamedTuple):
+    """One tensor of a batch: ``[rows, *shape]``, None for a length not known yet."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Field:
+    """A column as a source has it.
+
+    Args:
+        name: as the user has it.
+        spark_type: Spark's ``simpleString``, or ``vector``.
+        file_name: its name in the Parquet files.
+        nullable: whether a value may be missing.
+        length: values in a row of an array or vector, None while unknown.
+    """
+
+    name: str
+    spark_type: str
+    file_name: str
+    nullable: bool = True
+    length: int | None = None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column and the tensor it becomes.
+
+    Args:
+        name: as the user has it, dots and spaces included.
+        file_name: its name in the Parquet files.
+        spark_type: Spark's ``simpleString``, or ``vector``.
+        dtype: name of the tensor's dtype, ``string`` for text and bytes.
+        shape: of one row; ``(None,)`` for an array whose length is not known yet.
+        nullable: whether the source may hold nulls.
+        nulls: what happens to them.
+        fill: the value in their place, for ``fill``.
+    """
+
+    name: str
+    file_name: str
+    spark_type: str
+    dtype: str
+    shape: tuple[int | None, ...] = ()
+    nullable: bool = True
+    nulls: NullPolicy = "error"
+    fill: bool | int | float | str | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Its tensor, and with the policy ``mask`` the one that says where it was null."""
+        own = Tensor(self.name, self.dtype, self.shape)
+        return (own, Tensor(f"{self.name}_is_null", "bool", ())) if self.nulls == "mask" else (own,)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of a data set and their tensors.
+
+    Args:
+        columns: the features in their order, then the label.
+        label: name of the label, or None.
+    """
+
+    columns: tuple[Column, ...]
+    label: str | None = None
+
+    @staticmethod
+    def from_spark(
+        schema: Any,
+        *,
+        features: Sequence[str] | None = None,
+        label: str | None = None,
+        nulls: Nulls | None = None,
+        dtypes: Mapping[str, str] | None = None,
+    ) -> Schema:
+        """Decide the tensors of a Spark schema.
+
+        Args:
+            schema: a ``pyspark.sql.types.StructType``.
+            features: columns to read, in this order; by default all but the label.
+            label: the column to learn.
+            nulls: column to ``"error"`` (the default), ``"drop"``, ``"mask"`` or ``("fill", value)``.
+            dtypes: column to the dtype to cast to, for example ``"float32"``; ``"float32[64]"`` also declares the
+                length of an array.
+
+        Raises:
+            DataError: a column is missing or has a type that becomes no tensor.
+            ConfigError: a null policy or dtype makes no sense.
+        """
+        return Schema.from_fields(spark_fields(schema), features=features, label=label, nulls=nulls, dtypes=dtypes)
+
+    @staticmethod
+    def from_fields(
+        fields: Sequence[Field],
+        *,
+        features: Sequence[str] | None = None,
+        label: str | None = None,
+        nulls: Nulls | None = None,
+        dtypes: Mapping[str, str] | None = None,
+    ) -> Schema:
+        """As :meth:`from_spark`, for fields of any source."""
+        nulls, dtypes = nulls or {}, dtypes or {}
+        if features is None:
+            features = [f.name for f in fields if f.name != label]
+        chosen = [*features, *([] if label is None else [label])]
+        missing, wrong = _name_problems([f.name for f in fields], chosen, label, features, {**nulls, **dtypes})
+        by_name = {f.name: f for f in fields}
+        columns = []
+        for name in dict.fromkeys(chosen):
+            if name not in by_name:
+                continue
+            try:
+                columns.append(_column(by_name[name], nulls.get(name, "error"), dtypes.get(name)))
+            except DataError as error:
+                missing.append(str(error))
+            except ConfigError as error:
+                wrong += error.problems
+        if not features:
+            wrong.append("features: expected at least one column, got none")
+        wrong += _mask_problems(columns, label)
+        if missing:
+            raise DataError("\n".join([*missing, *wrong]))
+        if wrong:
+            raise ConfigError(wrong)
+        _warn_of_decimals(columns, dtypes)
+        return Schema(tuple(columns), label)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of the columns that are not the label."""
+        return tuple(c.name for c in self.columns if c.name != self.label)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All tensors of a batch, the label's last."""
+        return tuple(t for c in self.columns for t in c.tensors)
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The tensors that a model reads: all but the label's."""
+        return tuple(t for c in self.columns if c.name != self.label for t in c.tensors)
+
+    def column(self, name: str) -> Column:
+        """The column of that name.
+
+        Raises:
+            DataError: there is none.
+        """
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise DataError(f"column {name!r}: not in the data{_nearest(name, [c.name for c in self.columns])}")
+
+    def with_lengths(self, lengths: Mapping[str, int]) -> Schema:
+        """The same schema with the lengths of arrays and vectors decided.
+
+        Args:
+            lengths: column name to values in a row.
+        """
+        columns = (replace(c, shape=(lengths[c.name],)) if c.name in lengths else c for c in self.columns)
+        return replace(self, columns=tuple(columns))
+
+    def keras_inputs(self) -> dict[str, Any]:
+        """A ``keras.Input`` for each feature and each null mask, by name; ``[batch]`` for single values."""
+        import keras
+
+        # Keras keeps '/' for paths of variables.
+        return {t.name: keras.Input(t.shape, dtype=t.dtype, name=t.name.replace("/", "|")) for t in self.inputs}
+
+    def describe(self) -> str:
+        """The element spec as text: one ``name: dtype[shape]`` a line, the label marked."""
+        lines = [f"{t.name}: {t.dtype}{list(t.shape)}" for t in self.inputs]
+        if self.label is not None:
+            label = self.column(self.label)
+            lines.append(f"label {label.name}: {label.dtype}{list(label.shape)}")
+        return "\n".join(lines)
+
+    def to_json(self) -> str:
+        """As JSON text, for :meth:`from_json`."""
+        return json.dumps({"version": 1, **asdict(self)})
+
+    @staticmethod
+    def from_json(text: str) -> Schema:
+        """The schema of a text that :meth:`to_json` made."""
+        raw = json.loads(text)
+        columns = tuple(Column(**{**c, "shape": tuple(c["shape"])}) for c in raw["columns"])
+        return Schema(columns, raw["label"])
+
+
+def spark_fields(schema: Any) -> list[Field]:
+    """The fields of a ``pyspark.sql.types.StructType``, with names ``c0``, ``c1`` ... in the files.
+
+    Parquet refuses some names and reads a dot as a path; the place of a column names it safely.
+    """
+    raw = schema.jsonValue()["fields"]
+    return [
+        Field(
+            name=field["name"],
+            spark_type=simple_type(field["type"]),
+            file_name=f"c{i}",
+            nullable=bool(field["nullable"]),
+            length=field.get("metadata", {}).get("ml_attr", {}).get("num_attrs"),
+        )
+        for i, field in enumerate(raw)
+    ]
+
+
+def _column(field: Field, policy: str | tuple[str, Any], wanted: str | None) -> Column:
+    tensor = tensor_type(field.spark_type)
+    if tensor is None:
+        raise DataError(
+            f"column {field.name!r}: the type {field.spark_type} becomes no tensor; {way_out(field.spark_type)}"
+        )
+    dtype, length = tensor.dtype, field.length
+    if wanted is not None:
+        parsed = _DTYPE.fullmatch(wanted)
+        where = f"dtypes[{field.name!r}]"
+        if parsed is None or (parsed[1] and parsed[1] not in DTYPES) or not wanted:
+            raise ConfigError(f"{where}: expected one of {', '.join(DTYPES)}, got {wanted!r}{_nearest(wanted, DTYPES)}")
+        if parsed[2] and not tensor.has_length:
+            raise ConfigError(f"{where}: expected no length for the type {field.spark_type}, got {wanted!r}")
+        length = int(parsed[2]) if parsed[2] else length
+        problem = cast_problem(field.spark_type, dtype, parsed[1] or dtype)
+        if problem:
+            raise ConfigError(f"{where}: {field.spark_type} cannot be cast to {wanted}; {problem}")
+        dtype = parsed[1] or dtype
+    nulls, fill = _policy(field.name, policy, dtype)
+    shape = (length,) if tensor.has_length else ()
+    return Column(field.name, field.file_name, field.spark_type, dtype, shape, field.nullable, nulls, fill)
+
+
+def _policy(name: str, policy: Any, dtype: str) -> tuple[NullPolicy, Any]:
+    if policy in ("error", "drop", "mask"):
+        return cast(NullPolicy, policy), None
+    if not (isinstance(policy, list | tuple) and len(policy) == 2 and policy[0] == "fill"):
+        raise ConfigError(f"nulls[{name!r}]: expected {_POLICIES}, got {policy!r}")
+    value = policy[1]
+    if dtype == "string":
+        fits = isinstance(value, str)
+    elif dtype == "bool":
+        fits = isinstance(value, bool)
+    elif dtype.startswith("float"):
+        fits = isinstance(value, int | float) and not isinstance(value, bool)
+    else:
+        fits = isinstance(value, int) and not isinstance(value, bool) and _fits(value, dtype)
+    if not fits:
+        raise ConfigError(f"nulls[{name!r}]: expected a fill value of type {dtype}, got {value!r}")
+    return "fill", value
+
+
+def _fits(value: int, dtype: str) -> bool:
+    bits = int(dtype.lstrip("uint"))
+    low, high = (0, 2**bits) if dtype.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1))
+    return low <= value < high
+
+
+def _name_problems(
+    names: Sequence[str], chosen: Sequence[str], label: str | None, features: Sequence[str], settings: Mapping[str, Any]
+) -> tuple[list[str], list[str]]:
+    counts = Counter(names)
+    missing = [
+        f"column {name!r}: not in the data, which has {len(names)} columns{_nearest(name, names)}"
+        for name in dict.fromkeys(chosen)
+        if name not in counts
+    ]
+    missing += [
+        f"column {name!r}: {counts[name]} columns have this name; rename all but one"
+        for name in dict.fromkeys(chosen)
+        if counts[name] > 1
+    ]
+    wrong = [f"features: {name!r} is named {n} times" for name, n in Counter(features).items() if n > 1]
+    if label is not None and label in features:
+        wrong.append(f"features: {label!r} is the label; a model must not read it")
+    wrong += [
+        f"nulls or dtypes: expected one of the chosen columns, got {name!r}{_nearest(name, chosen)}"
+        for name in settings
+        if name not in chosen
+    ]
+    return missing, wrong
+
+
+def _mask_problems(columns: Sequence[Column], label: str | None) -> list[str]:
+    names = Counter(t.name for c in columns for t in c.tensors)
+    taken = [
+        f"nulls[{c.name!r}]: the mask would be named {c.tensors[1].name!r}, which a column has; rename that column"
+        for c in columns
+        if c.nulls == "mask" and names[c.tensors[1].name] > 1
+    ]
+    return taken + [
+        f"nulls[{c.name!r}]: a label has no mask; use 'error', 'drop' or ('fill', value)"
+        for c in columns
+        if c.name == label and c.nulls == "mask"
+    ]
+
+
+def _warn_of_decimals(columns: Sequence[Column], dtypes: Mapping[str, str]) -> None:
+    for column in columns:
+        digits = decimal_digits(column.spark_type)
+        if digits is not None and digits > EXACT_DECIMAL_DIGITS and column.name not in dtypes:
+            warnings.warn(
+                f"column {column.name!r}: {column.spark_type} becomes float64, which keeps {EXACT_DECIMAL_DIGITS} "
+                f"digits; say dtypes={{{column.name!r}: 'float64'}} to accept it, or 'string' to keep all digits",
+                stacklevel=4,
+            )
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+

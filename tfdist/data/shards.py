@@ -1,0 +1,289 @@
+"""Which rows make each global batch, and which of them are a worker's: integer arithmetic, no files.
+
+docs/architecture.md, "The order of rows", states the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from tfdist.errors import ConfigError
+
+SHARED_LANES = 12
+"""Lanes when shuffling: 1, 2, 3, 4, 6 and 12 workers take whole lanes of the same order."""
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The sizes of an epoch's global batches: ``full`` of ``global_batch`` rows, then the sizes in ``tail``."""
+
+    global_batch: int
+    full: int
+    tail: tuple[int, ...]
+
+    @property
+    def steps(self) -> int:
+        return self.full + len(self.tail)
+
+    @property
+    def rows(self) -> int:
+        return self.full * self.global_batch + sum(self.tail)
+
+    def size(self, step: int) -> int:
+        """Rows of the global batch of a step."""
+        return self.global_batch if step < self.full else self.tail[step - self.full]
+
+
+@dataclass(frozen=True)
+class Share:
+    """Worker ``rank`` of ``world``."""
+
+    rank: int = 0
+    world: int = 1
+
+    def of(self, n: int) -> tuple[int, int]:
+        """Its positions, start and stop, in a global batch of ``n`` rows."""
+        return self.rank * n // self.world, (self.rank + 1) * n // self.world
+
+
+def plan_batches(rows: int, global_batch: int, world: int = 1, drop_remainder: bool = False) -> Batches:
+    """Cut an epoch into global batches of which every worker gets at least a row.
+
+    Rows move to a short last batch from the one before it, so that it has at least as many as there are lanes. Where
+    both together cannot give every worker a row twice, they are one batch.
+
+    Args:
+        rows: rows of the epoch.
+        global_batch: rows of a global batch.
+        world: number of workers.
+        drop_remainder: leave out the rows that do not fill a batch.
+
+    Raises:
+        ConfigError: there are fewer rows, or smaller batches, than workers.
+    """
+    problems = []
+    if global_batch < world:
+        problems.append(
+            f"global_batch: expected at least a row for each of {world} workers, got {global_batch}; use {world} or more"
+        )
+    if rows < world:
+        problems.append(
+            f"rows: expected at least a row for each of {world} workers, got {rows} rows; use at most {rows} workers"
+            if rows
+            else "rows: expected at least one, got an empty data set; check the filters that made it"
+        )
+    if problems:
+        raise ConfigError(problems)
+    full, rest = divmod(rows, global_batch)
+    if drop_remainder:
+        if not full:
+            raise ConfigError(
+                f"drop_remainder: expected rows for at least one global batch of {global_batch}, got {rows}; "
+                "use a smaller global_batch or keep the remainder"
+            )
+        return Batches(global_batch, full, ())
+    least = lane_count(world, global_batch)
+    if not full or not rest or rest >= least:
+        return Batches(global_batch, full, (rest,) if rest else ())
+    both = global_batch + rest
+    last = min(least, both // 2)
+    return Batches(global_batch, full - 1, (both - last, last) if last >= world else (both,))
+
+
+def lane_count(world: int, global_batch: int) -> int:
+    """Lanes when shuffling: the smallest multiple of the workers from 12 on, lowered to the batch."""
+    return min(-(-SHARED_LANES // world) * world, global_batch)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows ``start`` to ``stop`` of a row group."""
+
+    group: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Take:
+    """Where rows of a pool go: ``pool[order][offset : offset + count * width]``, seen as ``[count, width]``, columns
+    ``first`` to ``last``, to the columns from ``column`` of the block."""
+
+    block: int
+    offset: int
+    count: int
+    width: int
+    first: int
+    last: int
+    column: int
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Rows of one lane that are mixed with each other.
+
+    Args:
+        pieces: where they lie.
+        rows: how many.
+        order: ``[rows] int64``, the permutation; None keeps the order.
+        takes: where they go.
+    """
+
+    pieces: tuple[Piece, ...]
+    rows: int
+    order: np.ndarray | None
+    takes: tuple[Take, ...]
+
+
+@dataclass(frozen=True)
+class Round:
+    """Consecutive steps of a worker, read together.
+
+    Args:
+        start: the first step.
+        blocks: (steps, local rows) of each block: the full batches, then each batch of the tail by itself.
+        pools: one for each lane that the worker touches.
+        done: row groups that no later round of this worker needs.
+    """
+
+    start: int
+    blocks: tuple[tuple[int, int], ...]
+    pools: tuple[Pool, ...]
+    done: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The order of one epoch for one worker.
+
+    Args:
+        groups: rows of each row group, in the order of the source.
+        batches: the global batches.
+        lanes: number of lanes.
+        steps_per_round: global batches whose rows are mixed with each other inside a lane.
+        share: which worker.
+        seed: of the order.
+        epoch: number of the epoch.
+        shuffle: False keeps the order of the source.
+    """
+
+    groups: tuple[int, ...]
+    batches: Batches
+    lanes: int
+    steps_per_round: int
+    share: Share
+    seed: int = 0
+    epoch: int = 0
+    shuffle: bool = True
+
+    @property
+    def rounds(self) -> int:
+        return -(-self.batches.steps // self.steps_per_round)
+
+    def rounds_from(self, first: int = 0) -> Iterator[Round]:
+        """The rounds from number ``first`` on."""
+        for number in range(first, self.rounds):
+            yield self.round(number)
+
+    def round(self, number: int) -> Round:
+        """One round, computed without those before it."""
+        start = number * self.steps_per_round
+        stop = min(start + self.steps_per_round, self.batches.steps)
+        whole = max(0, min(stop, self.batches.full) - start)
+        sections = [(start, whole, self.batches.global_batch)] if whole else []
+        sections += [(k, 1, self.batches.size(k)) for k in range(start + whole, stop)]
+        pools = [self._pool(lane, number, start, stop, sections) for lane in range(*self._touched)]
+        local = [(count, _length(self.share.of(n))) for _, count, n in sections]
+        return Round(start, tuple(local), tuple(p for p in pools if p.rows), self._done(start, stop))
+
+    def _pool(self, lane: int, number: int, start: int, stop: int, sections: Sequence[tuple[int, int, int]]) -> Pool:
+        before = self._lane_rows(lane, start)
+        rows = self._lane_rows(lane, stop) - before
+        takes = []
+        for block, (step, count, n) in enumerate(sections):
+            low, high = lane * n // self.lanes, (lane + 1) * n // self.lanes
+            mine_low, mine_high = self.share.of(n)
+            first, last = max(low, mine_low), min(high, mine_high)
+            if first < last:
+                offset = self._lane_rows(lane, step) - before
+                takes.append(Take(block, offset, count, high - low, first - low, last - low, first - mine_low))
+        if not takes:
+            return Pool((), 0, None, ())
+        order = self._generator(lane, number).permutation(rows) if self.shuffle else None
+        origin = self._lane_start(lane) + before
+        return Pool(self._pieces(origin, origin + rows), rows, order, tuple(takes))
+
+    def _pieces(self, start: int, stop: int) -> tuple[Piece, ...]:
+        """Where the rows ``start`` to ``stop`` of the stream lie."""
+        bounds, pieces = self._bounds, []
+        place = int(np.searchsorted(bounds, start, side="right")) - 1
+        while start < stop:
+            low, high = int(bounds[place]), min(int(bounds[place + 1]), stop)
+            if start < high:
+                pieces.append(Piece(int(self._sequence[place]), start - low, high - low))
+                start = high
+            place += 1
+        return tuple(pieces)
+
+    def _done(self, start: int, stop: int) -> tuple[int, ...]:
+        """Row groups of which no touched lane needs a row after the steps before ``stop``."""
+        lanes = [
+            (origin + self._lane_rows(lane, start), origin + self._lane_rows(lane, stop), self._lane_start(lane + 1))
+            for lane in range(*self._touched)
+            for origin in [self._lane_start(lane)]
+        ]
+        done = set()
+        for low, high, _ in lanes:
+            if low == high:
+                continue
+            first = int(np.searchsorted(self._bounds, low, side="right")) - 1
+            last = int(np.searchsorted(self._bounds, high, side="left"))
+            for place in range(first, last):
+                begin, end = int(self._bounds[place]), int(self._bounds[place + 1])
+                if not any(max(begin, at) < min(end, finish) for _, at, finish in lanes):
+                    done.add(int(self._sequence[place]))
+        return tuple(sorted(done))
+
+    def _lane_start(self, lane: int) -> int:
+        """Rows of the stream before a lane."""
+        b = self.batches
+        return b.full * (lane * b.global_batch // self.lanes) + sum(lane * n // self.lanes for n in b.tail)
+
+    def _lane_rows(self, lane: int, step: int) -> int:
+        """Rows that a lane gives to the batches before ``step``."""
+        b, v = self.batches, self.lanes
+        full = min(step, b.full) * ((lane + 1) * b.global_batch // v - lane * b.global_batch // v)
+        return full + sum((lane + 1) * n // v - lane * n // v for n in b.tail[: max(0, step - b.full)])
+
+    def _generator(self, *key: int) -> np.random.Generator:
+        return np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.seed, self.epoch, *key])))
+
+    @cached_property
+    def _sequence(self) -> np.ndarray:
+        """``[row groups] int64``: the row groups in the order of the stream."""
+        n = len(self.groups)
+        return self._generator().permutation(n) if self.shuffle else np.arange(n)
+
+    @cached_property
+    def _bounds(self) -> np.ndarray:
+        """``[row groups + 1] int64``: the first row of each row group in the stream, and the end."""
+        return np.concatenate([[0], np.cumsum(np.asarray(self.groups, np.int64)[self._sequence])])
+
+    @cached_property
+    def _touched(self) -> tuple[int, int]:
+        """The lanes that hold a row of this worker: first, and one past the last."""
+        first, last = self.lanes, 0
+        for n in {*([self.batches.global_batch] if self.batches.full else []), *self.batches.tail}:
+            low, high = self.share.of(n)
+            for lane in range(self.lanes):
+                if max(low, lane * n // self.lanes) < min(high, (lane + 1) * n // self.lanes):
+                    first, last = min(first, lane), max(last, lane + 1)
+        return first, last
+
+
+def _length(bounds: tuple[int, int]) -> int:
+    return bounds[1] - bounds[0]
