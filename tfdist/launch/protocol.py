@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
+from tfdist.config import ComputeConfig
+
 Event = dict[str, Any]
 """A small JSON object that a worker sends while it runs; it has at least ``kind`` and ``rank``."""
 
@@ -52,6 +54,28 @@ class LaunchPlan:
     results: Literal["chief", "all"] = "chief"
     sample_every_s: float = 5.0
     warm: bool = True
+
+    @staticmethod
+    def of(
+        compute: ComputeConfig, run_id: str, *, results: Literal["chief", "all"], tasks: int | None = None
+    ) -> LaunchPlan:
+        """The plan for ``compute``, with as many tasks as slots unless ``tasks`` says otherwise."""
+        tasks = tasks or compute.slots
+        strategy = compute.strategy_in_force
+        if tasks == 1 and strategy == "multi_worker_mirrored":
+            strategy = "mirrored"  # one worker has nobody to meet; it mirrors over its own devices
+        return LaunchPlan(
+            run_id=run_id,
+            tasks=tasks,
+            slots=compute.slots,
+            strategy=strategy,
+            use_gpu=compute.use_gpu,
+            gpu_resource_name=compute.gpu_resource_name,
+            env=dict(compute.env),
+            show_output=compute.show_output,
+            results=results,
+            warm=compute.warm_start,
+        )
 
     def shows(self, rank: int) -> bool:
         """Whether the output lines of ``rank`` go to the driver."""

@@ -90,7 +90,7 @@ def fit(
     program = dump_program(partial(_fit_as_json, task), "build_model and callbacks")
     log = _RunLog(on_event or print_event)
     launched = time.perf_counter()
-    texts = launch(program, compute, launch_plan(compute, run_id, results="all"), spark, log)
+    texts = launch(program, compute, LaunchPlan.of(compute, run_id, results="all"), spark, log)
     total_s = time.perf_counter() - launched
     outcomes = [json.loads(text) for text in texts]
     if len({o["digest"] for o in outcomes}) != 1:
@@ -109,22 +109,6 @@ def fit(
         seconds={"launch": total_s - sum(phases.values()), **phases, "total": total_s},
         workers=tuple(log.workers[rank] for rank in sorted(log.workers)),
         run_id=run_id,
-    )
-
-
-def launch_plan(compute: ComputeConfig, run_id: str, *, results: str, tasks: int | None = None) -> LaunchPlan:
-    """The launcher's view of a ComputeConfig."""
-    return LaunchPlan(
-        run_id=run_id,
-        tasks=tasks or compute.slots,
-        slots=compute.slots,
-        strategy=compute.strategy_in_force,
-        use_gpu=compute.use_gpu,
-        gpu_resource_name=compute.gpu_resource_name,
-        env=dict(compute.env),
-        show_output=compute.show_output,
-        results="all" if results == "all" else "chief",
-        warm=compute.warm_start,
     )
 
 

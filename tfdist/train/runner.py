@@ -12,11 +12,10 @@ from tfdist.errors import ConfigError, PreflightError
 from tfdist.launch import preflight
 from tfdist.launch.local import LocalLauncher
 from tfdist.launch.program import dump_program
-from tfdist.launch.protocol import OnEvent, new_run_id
+from tfdist.launch.protocol import LaunchPlan, OnEvent, new_run_id
 from tfdist.launch.spark import SparkLauncher, UpstreamRunner, session_or_new, spark_facts
 from tfdist.train.console import print_event
-from tfdist.train.driver import launch_plan
-from tfdist.train.worker import run_train_fn
+from tfdist.train.function import run_train_fn
 
 
 class MirroredStrategyRunner(UpstreamRunner):  # type: ignore[misc]
@@ -102,7 +101,7 @@ class MirroredStrategyRunner(UpstreamRunner):  # type: ignore[misc]
         compute = self._compute
         call = partial(run_train_fn, train_fn, kwargs, compute.threads_per_worker, self._use_custom_strategy)
         program = dump_program(call, "train_fn")
-        plan = launch_plan(
+        plan = LaunchPlan.of(
             compute, new_run_id(), results=self._results, tasks=1 if self._local_mode else self._num_tasks
         )
         launcher = LocalLauncher() if self._local_mode else SparkLauncher(self._spark, compute.startup_timeout_s)
