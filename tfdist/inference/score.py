@@ -1,0 +1,170 @@
+"""A trained model over a DataFrame, computed on the executors."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import tempfile
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyspark.sql.functions as F
+from pyspark.ml.functions import vector_to_array
+from pyspark.sql import DataFrame
+from pyspark.sql import types as T
+
+from tfdist.data.schema import Field, Schema, spark_fields
+from tfdist.errors import ConfigError, DataError
+from tfdist.inference.predictor import ModelFile, Output, Scoring, output_of
+from tfdist.train.driver import FitResult
+from tfdist.train.publish import MODEL, SCHEMA
+
+_SPARK_TYPES = {
+    "bool": T.BooleanType(),
+    "int8": T.ByteType(),
+    "int16": T.ShortType(),
+    "int32": T.IntegerType(),
+    "int64": T.LongType(),
+    "float32": T.FloatType(),
+    "float64": T.DoubleType(),
+}
+
+
+def score(df: DataFrame, model: Any, *, output: str = "prediction", batch_rows: int = 4096) -> DataFrame:
+    """Add a model's predictions to a DataFrame.
+
+    Like any transformation it is computed when the result is used. Each Python worker of the executors loads the model
+    once; its file travels with the task, so no file system need be shared. Columns become tensors exactly as in the
+    training, with its null policies; a row that the policy ``drop`` left out of the training gets a null.
+
+    Args:
+        df: the rows; columns besides the model's are kept as they are.
+        model: a :class:`~tfdist.FitResult`, the folder or the ``.keras`` file that :func:`tfdist.fit` published, or any
+            Keras model, whose inputs are then named like the columns.
+        output: name of the new column: a number where the model gives one value for a row, else an array of numbers.
+        batch_rows: the most rows given to the model at once.
+
+    Returns:
+        ``df`` with the column ``output`` at the end.
+
+    Raises:
+        DataError: a column of the model is missing or has another type, or ``output`` is already there.
+        ConfigError: the model or a setting cannot be used.
+    """
+    if isinstance(batch_rows, bool) or not isinstance(batch_rows, int) or batch_rows < 1:
+        raise ConfigError(f"batch_rows: expected a whole number of at least 1, got {batch_rows!r}")
+    fields = spark_fields(df.schema)
+    if output in df.columns:
+        raise DataError(f"output: the rows already have a column {output!r}; drop it or give another name")
+    trained = _trained(model, fields)
+    positions = _positions(trained.schema, fields)
+
+    # Names are of the user's making: with dots, in two cases, or twice. Inside, a column's place is its name.
+    safe = df.toDF(*(field.file_name for field in fields))
+    vectors = [i for i in positions if fields[i].spark_type == "vector"]
+    prepared = safe.select("*", *(vector_to_array(F.col(fields[i].file_name)).alias(f"v{i}") for i in vectors))
+    places = tuple(len(fields) + vectors.index(i) if i in vectors else i for i in positions)
+    scoring = Scoring(trained.file, trained.schema, places, len(fields), trained.output, "p", batch_rows)
+    value = _SPARK_TYPES[trained.output.dtype]
+    column = T.StructField("p", value if trained.output.width is None else T.ArrayType(value, containsNull=False))
+    scored = prepared.mapInArrow(scoring, T.StructType([*safe.schema.fields, column]))
+    return scored.toDF(*df.columns, output)
+
+
+@dataclass(frozen=True)
+class _Trained:
+    file: ModelFile
+    schema: Schema
+    output: Output
+
+
+def _trained(model: Any, fields: list[Field]) -> _Trained:
+    import keras
+
+    path, schema = _published(model)
+    if path is None:
+        if not isinstance(model, keras.Model):
+            raise ConfigError(
+                f"model: expected a FitResult, a Keras model, or the path of one, got {type(model).__qualname__}"
+            )
+        with tempfile.TemporaryDirectory(prefix="tfdist-model-") as folder:
+            path = Path(folder, MODEL)
+            model.save(path)
+            content = path.read_bytes()
+    else:
+        content = path.read_bytes()
+        model = keras.saving.load_model(path, compile=False)
+    file = ModelFile(content, hashlib.sha256(content).hexdigest())
+    if schema is None:
+        file = replace(file, one_input=not isinstance(model.input, dict))
+        schema = _schema_of_inputs(model, fields)
+    found = output_of(model, {t.name: (t.shape, t.dtype) for t in schema.inputs})
+    if found is None or found.dtype not in _SPARK_TYPES:
+        raise ConfigError(
+            "model: expected one output with a number or a vector of numbers for each row, got another; "
+            "score a model that has that output alone: keras.Model(model.inputs, model.outputs[0])"
+        )
+    return _Trained(file, schema, found)
+
+
+def _published(model: Any) -> tuple[Path | None, Schema | None]:
+    """The model file and the schema beside it, where ``model`` names them."""
+    if isinstance(model, FitResult):
+        model = model.model_path
+    if not isinstance(model, str | Path):
+        return None, None
+    path = Path(model)
+    if path.is_dir():
+        path = path / MODEL
+    if not path.is_file():
+        raise ConfigError(f"model: expected a .keras file or a folder with {MODEL}, found no file {path}")
+    schema = path.parent / SCHEMA
+    return path, Schema.from_json(schema.read_text()) if schema.is_file() else None
+
+
+def _schema_of_inputs(model: Any, fields: list[Field]) -> Schema:
+    """A schema for a model that came without one: its inputs name the columns and their dtypes."""
+    if not getattr(model, "inputs", None):
+        raise ConfigError(
+            "model: expected named inputs or a folder published by tfdist.fit, got a model without inputs"
+        )
+    named = model.input if isinstance(model.input, dict) else {tensor.name: tensor for tensor in model.inputs}
+    if not isinstance(model.input, dict) and len(named) != 1:
+        raise ConfigError("model: expected one input or a dict of inputs, got a list; build it with a dict of inputs")
+    names = {field.name for field in fields}
+    lengths = {n: t.shape[1] for n, t in named.items() if len(t.shape) == 2 and n in names and _has_length(n, fields)}
+    dtypes = {n: t.dtype + (f"[{lengths[n]}]" if n in lengths else "") for n, t in named.items()}
+    return Schema.from_fields(fields, features=list(named), dtypes=dtypes)
+
+
+def _has_length(name: str, fields: list[Field]) -> bool:
+    return any(f.name == name and (f.spark_type == "vector" or f.spark_type.startswith("array<")) for f in fields)
+
+
+def _positions(schema: Schema, fields: list[Field]) -> list[int]:
+    """Where the features stand among the columns.
+
+    Raises:
+        DataError: naming every column that is missing, double or of another type.
+    """
+    counts = Counter(field.name for field in fields)
+    place = {field.name: i for i, field in enumerate(fields)}
+    problems = []
+    for name in schema.features:
+        wanted = schema.column(name).spark_type
+        if not counts[name]:
+            near = difflib.get_close_matches(name, counts, n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            problems.append(f"column {name!r}: the model reads it, and it is not among the rows' columns{hint}")
+        elif counts[name] > 1:
+            problems.append(f"column {name!r}: {counts[name]} columns have this name; rename all but one")
+        elif fields[place[name]].spark_type != wanted:
+            problems.append(
+                f"column {name!r}: expected {wanted} as in the training, got {fields[place[name]].spark_type}; "
+                f"cast it to {wanted}"
+            )
+    if problems:
+        raise DataError("\n".join(problems))
+    return [place[name] for name in schema.features]
