@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
 
 from pyspark.sql import SparkSession
 
 from tfdist.data import Schema
-from tfdist.errors import ConfigError
+from tfdist.data.schema import Column
+from tfdist.errors import ConfigError, DataError, UnsupportedVersionError
 from tfdist.launch import preflight
 
 from .runner import null_policies, prepared_parts
@@ -17,30 +20,59 @@ from .tasks import task_of
 
 
 @dataclass(frozen=True)
-class Findings:
-    """What a check found.
+class ColumnRow:
+    """A line of the element spec: a column and the tensor that it becomes."""
 
-    Args:
-        problems: everything that would stop the job.
-        schema: columns and tensors of the training data; None when the columns could not be decided.
+    column: str
+    spark_type: str
+    tensor: str
+    nulls: str
+
+
+def check_job(spec: JobSpec, spark: SparkSession) -> list[ColumnRow]:
+    """Look at versions, slots, source, columns, types and nulls; Spark counts the nulls, nothing is trained.
+
+    Returns:
+        The element spec of the training data, the label last.
+
+    Raises:
+        ConfigError: ``problems`` holds everything that would stop the job.
     """
-
-    problems: tuple[str, ...]
-    schema: Schema | None
-
-
-def check_job(spec: JobSpec, spark: SparkSession) -> Findings:
-    """Look at versions, slots, source, columns, types and nulls; Spark counts the nulls, nothing is trained."""
     problems = [*_version_problems(spec), *_slot_problems(spec, spark)]
     schema = None
     try:
         task = task_of(spec)
         parts = prepared_parts(spark, spec, task)
-        problems += null_problems(parts, spec)
         schema = Schema.from_spark(parts.train.schema, label=task.label, nulls=null_policies(spec))
+        problems += null_problems(parts, spec)
     except ConfigError as error:
         problems += error.problems
-    return Findings(tuple(problems), schema)
+    except DataError as error:
+        problems += str(error).splitlines()
+    if problems or schema is None:
+        raise ConfigError(problems)
+    return [_row(column, schema) for column in schema.columns]
+
+
+def _row(column: Column, schema: Schema) -> ColumnRow:
+    name = f"{column.name} (label)" if column.name == schema.label else column.name
+    tensor = f"{column.dtype} {list(column.shape)}"
+    nulls = f"fill {column.fill!r}" if column.nulls == "fill" else column.nulls
+    return ColumnRow(name, column.spark_type, tensor, nulls if column.nullable else "none")
+
+
+def _version_problems(spec: JobSpec) -> list[str]:
+    missing = [name for name in ("tensorflow", "mlflow", "matplotlib") if find_spec(name) is None]
+    problems = [f"{name}: expected to be installed, found nothing; pip install {name}" for name in missing]
+    if "tensorflow" not in missing and spec.compute.strategy_in_force != "single":
+        # Imports TensorFlow, so not at the top: the other checks must work without it.
+        from tfdist.strategies.keras_compat import check_keras_version
+
+        try:
+            check_keras_version(version("keras"))
+        except UnsupportedVersionError as error:
+            problems.append(str(error))
+    return problems
 
 
 def _slot_problems(spec: JobSpec, spark: SparkSession) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import tfdist
@@ -66,10 +67,10 @@ def check(job: Job, overrides: Overrides = None, traceback: Traceback = False) -
         with job_session(spec.spark, spec.name) as spark:
             columns = check_job(spec, spark)
         table = Table(title=f"{spec.name}: the training data", title_justify="left")
-        for heading in ("column", "Spark type", "tensor", "shape", "nulls"):
+        for heading in ("column", "Spark type", "tensor of a row", "nulls"):
             table.add_column(heading)
-        for column in columns:
-            table.add_row(column.name, column.spark_type, column.dtype, column.shape, column.nulls)
+        for row in columns:
+            table.add_row(*map(escape, (row.column, row.spark_type, row.tensor, row.nulls)))
         console = Console()
         console.print(table)
         console.print(f"[green]{spec.name}: no problem found[/green]")

@@ -98,7 +98,9 @@ def _train_and_measure(spec: JobSpec, task: Task, parts: Parts, run: Run, clock:
     clock.start("score", f"scoring {rows['test']:,} test rows")
     test = task.measure(tfdist.score(parts.test, fitted))
     clock.start("baselines", f"computing {len(spec.baselines)} baselines")
-    baselines = {name: task.measure(task.baselines[name](parts.train, parts.test)) for name in spec.baselines}
+    baselines: dict[str, dict[str, float]] = {
+        name: task.measure(task.baselines[name](parts.train, parts.test)) for name in spec.baselines
+    }
 
     clock.start("track", "logging the model")
     figure = training_curve(fitted.history, spec.name)

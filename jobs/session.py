@@ -14,7 +14,12 @@ from tfdist.environ import scoped_environ
 
 from .spec import Spark
 
-_QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+_DEFAULTS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
 
 
 @contextmanager
@@ -37,7 +42,7 @@ def job_session(wanted: Spark, name: str) -> Iterator[SparkSession]:
     conf = {
         "spark.master": wanted.master,
         "spark.app.name": name,
-        **_QUIET,
+        **_DEFAULTS,
         **{key: _text(value) for key, value in wanted.conf.items()},
         **submitted,
     }

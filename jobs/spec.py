@@ -212,7 +212,7 @@ class JobSpec(Section):
         source: where the rows come from.
         prepare: what Spark does with them.
         task: what is learnt from them.
-        nulls: policy per feature column; a column that is not named and has nulls is an error.
+        nulls: policy per feature or label; nulls in a column that is not named are an error.
         fit: see :class:`tfdist.FitConfig`.
         compute: see :class:`tfdist.ComputeConfig`.
         spark: the session.
@@ -236,13 +236,15 @@ class JobSpec(Section):
     baselines: list[Baseline] = Field(default=["class_prior", "logistic_regression"])
 
     @model_validator(mode="after")
-    def _nulls_name_features(self) -> JobSpec:
-        features = [*self.task.numeric, *self.task.categorical]
+    def _nulls_name_columns(self) -> JobSpec:
+        columns = [*self.task.numeric, *self.task.categorical, self.task.label]
         problems = [
-            f"nulls.{name}: expected a feature of the task, got {name!r}{nearest(name, features)}"
+            f"nulls.{name}: expected a feature or the label of the task, got {name!r}{nearest(name, columns)}"
             for name in self.nulls
-            if name not in features
+            if name not in columns
         ]
+        if self.nulls.get(self.task.label, "drop") not in ("drop", "error"):
+            problems.append(f"nulls.{self.task.label}: expected drop or error, because it is the label")
         if problems:
             raise ConfigError(problems)
         return self
@@ -274,7 +276,7 @@ class JobSpec(Section):
 
     def to_yaml(self) -> str:
         """The job as YAML that :meth:`from_yaml` reads back to an equal spec."""
-        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
     def flat(self) -> dict[str, str]:
         """Every setting as dotted name to text, for the parameters of a run."""
@@ -454,9 +456,14 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
+class _Dumper(yaml.SafeDumper):
+    """Quotes the texts that :class:`_Loader` would read as numbers."""
+
+
+for _side in (_Loader, _Dumper):
+    _side.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+    )
 
 
 def _load(text: str, where: str) -> Any:

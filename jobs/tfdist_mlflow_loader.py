@@ -25,7 +25,7 @@ class ColumnModel:
         self.model = keras.saving.load_model(folder / "model.keras", compile=False)
 
     def predict(self, data: pd.DataFrame, params: dict[str, Any] | None = None) -> np.ndarray:
-        """Predictions ``[rows] float32``.
+        """Predictions ``[rows] float32``; NaN where a null policy leaves a row out.
 
         Args:
             data: the raw feature columns.
@@ -35,11 +35,18 @@ class ColumnModel:
         import pyarrow as pa
         import tensorflow as tf
 
-        from tfdist.data.schema import batch_from_arrow
+        from tfdist.data import batch_from_arrow
+        from tfdist.data.columns import rows_kept
 
-        columns = batch_from_arrow(pa.Table.from_pandas(data, preserve_index=False), self.schema)
-        tensors = {name: tf.constant(values) for name, values in columns.items()}
-        return np.asarray(self.model.predict(tensors, verbose=0))
+        table = pa.Table.from_pandas(data, preserve_index=False)
+        kept = rows_kept(table, self.schema)
+        tensors = {name: tf.constant(values) for name, values in batch_from_arrow(table, self.schema).items()}
+        predicted = np.asarray(self.model.predict(tensors, verbose=0))
+        if kept is None:
+            return predicted
+        filled = np.full((len(data), *predicted.shape[1:]), np.nan, predicted.dtype)
+        filled[kept] = predicted
+        return filled
 
 
 def _load_pyfunc(data_path: str) -> ColumnModel:

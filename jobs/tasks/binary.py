@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pyspark.sql.functions as F
 from pyspark.ml import Pipeline
 from pyspark.ml.classification import LogisticRegression
-from pyspark.ml.evaluation import BinaryClassificationEvaluator
 from pyspark.ml.feature import OneHotEncoder, StringIndexer, VectorAssembler
 from pyspark.ml.functions import vector_to_array
 from pyspark.sql import DataFrame
+
+from tfdist.errors import DataError
 
 from ..source import quoted
 from . import PREDICTION
@@ -24,20 +27,45 @@ def measure(scored: DataFrame, *, label: str) -> dict[str, float]:
     Args:
         scored: rows with the label (0 or 1) and the prediction.
         label: name of the label column.
+
+    Raises:
+        DataError: a label is neither 0 nor 1, or all are the same.
     """
-    pairs = scored.select(
-        F.col(quoted(label)).cast("double").alias("label"), F.col(PREDICTION).cast("double").alias("score")
-    ).persist()
-    try:
-        p = F.least(F.greatest(F.col("score"), F.lit(_CLIP)), F.lit(1 - _CLIP))
-        loss = pairs.select(F.avg(-F.when(F.col("label") == 1, F.log(p)).otherwise(F.log(1 - p)))).head()
-        # Without bins the curve has every distinct score, so that ties count half and the area is exact.
-        evaluator = BinaryClassificationEvaluator(
-            rawPredictionCol="score", labelCol="label", metricName="areaUnderROC", numBins=0
-        )
-        return {"auc": float(evaluator.evaluate(pairs)), "log_loss": float(loss[0])}
-    finally:
-        pairs.unpersist()
+    wanted = [F.col(quoted(label)).cast("double").alias("label"), F.col(PREDICTION).cast("double").alias("score")]
+    pairs = scored.select(*wanted).toPandas()
+    labels, scores = pairs["label"].to_numpy(), pairs["score"].to_numpy()
+    found = np.unique(labels)
+    if found.tolist() != [0.0, 1.0]:
+        raise DataError(f"task.label: expected both 0 and 1 in the test rows of {label!r}, got {found[:5].tolist()}")
+    return {"auc": roc_auc(labels, scores), "log_loss": log_loss(labels, scores)}
+
+
+def roc_auc(labels: np.ndarray, scores: np.ndarray) -> float:
+    """Area under the ROC curve, exactly: the share of (1, 0) pairs in which the 1 has the higher score.
+
+    A tie counts half (the Mann-Whitney U statistic over the number of pairs; Hanley and McNeil, 1982).
+
+    Args:
+        labels: ``[rows]``, each 0 or 1, both present.
+        scores: ``[rows]``.
+    """
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    last_rank = np.cumsum(counts)
+    mean_rank = last_rank - (counts - 1) / 2
+    ones = labels == 1
+    n_ones, n_zeros = int(ones.sum()), int((~ones).sum())
+    return float((mean_rank[place[ones]].sum() - n_ones * (n_ones + 1) / 2) / (n_ones * n_zeros))
+
+
+def log_loss(labels: np.ndarray, scores: np.ndarray) -> float:
+    """Mean of ``-log`` of the probability given to what happened.
+
+    Args:
+        labels: ``[rows]``, each 0 or 1.
+        scores: ``[rows]`` probabilities of a 1.
+    """
+    p = np.clip(scores, _CLIP, 1 - _CLIP)
+    return float(-np.mean(np.where(labels == 1, np.log(p), np.log1p(-p))))
 
 
 def class_prior(train: DataFrame, test: DataFrame, *, label: str) -> DataFrame:
@@ -55,24 +83,28 @@ def logistic_regression(
     a missing number are left out of the fit, and get the mean of the training rows in ``test``.
     """
     # Names of our own, since Spark ML reads a dot in a column's name as a struct's field.
-    names = {name: f"c{i}" for i, name in enumerate([*numeric, *categorical])}
-
-    def renamed(df: DataFrame) -> DataFrame:
-        numbers = [F.col(quoted(c)).cast("double").alias(names[c]) for c in numeric]
-        texts = [F.coalesce(F.col(quoted(c)).cast("string"), F.lit("")).alias(names[c]) for c in categorical]
-        return df.select("*", *numbers, *texts, F.col(quoted(label)).cast("double").alias("target"))
-
-    means = {names[c]: train.select(F.avg(quoted(c))).head()[0] for c in numeric}
-    indexed = [f"{names[c]}_index" for c in categorical]
-    encoded = [f"{names[c]}_onehot" for c in categorical]
-    stages = [
-        StringIndexer(inputCols=[names[c] for c in categorical], outputCols=indexed, handleInvalid="keep"),
-        OneHotEncoder(inputCols=indexed, outputCols=encoded, handleInvalid="keep"),
+    numbers = {name: f"n{i}" for i, name in enumerate(numeric)}
+    texts = {name: f"t{i}" for i, name in enumerate(categorical)}
+    inputs = [F.col(quoted(name)).cast("double").alias(new) for name, new in numbers.items()]
+    inputs += [F.coalesce(F.col(quoted(name)).cast("string"), F.lit("")).alias(new) for name, new in texts.items()]
+    indexed, encoded = [f"{t}_index" for t in texts.values()], [f"{t}_onehot" for t in texts.values()]
+    stages: list[Any] = [
+        StringIndexer(inputCols=list(texts.values()), outputCols=indexed, handleInvalid="keep"),
+        OneHotEncoder(inputCols=indexed, outputCols=encoded),
     ]
-    regression = LogisticRegression(featuresCol="features", labelCol="target", maxIter=100, predictionCol="class")
-    assembler = VectorAssembler(inputCols=[names[c] for c in numeric] + encoded, outputCol="features")
+    regression = LogisticRegression(featuresCol="features", labelCol="target", predictionCol="class")
+    assembler = VectorAssembler(inputCols=[*numbers.values(), *encoded], outputCol="features")
     pipeline = Pipeline(stages=[*(stages if categorical else []), assembler, regression])
-    numbers = [names[c] for c in numeric]
-    fitted = pipeline.fit(renamed(train).dropna(subset=numbers) if numbers else renamed(train))
-    scored = fitted.transform(renamed(test).fillna(means) if means else renamed(test))
+    # Kept, and spread over all cores: every stage reads the rows again, and the plan behind them may be long.
+    rows = train.select(*inputs, F.col(quoted(label)).cast("double").alias("target")).repartition(
+        train.sparkSession.sparkContext.defaultParallelism
+    )
+    rows = rows.persist()
+    try:
+        means = rows.agg(*[F.avg(n).alias(n) for n in numbers.values()]).head().asDict() if numbers else {}
+        fitted = pipeline.fit(rows.dropna(subset=list(numbers.values())) if numbers else rows)
+    finally:
+        rows.unpersist()
+    test_rows = test.select("*", *inputs)
+    scored = fitted.transform(test_rows.fillna(means) if means else test_rows)
     return scored.select(*map(quoted, test.columns), vector_to_array("probability")[1].alias(PREDICTION))

