@@ -189,7 +189,8 @@ def _lists(array: pa.Array, column: Column) -> Values:
         codes = np.full((len(array), length), len(inner.values), np.int32)
         codes[valid] = inner.codes.reshape(-1, length)
         blank = np.empty(1, object)
-        blank[0] = X, np.concatenate([inner.values, blank]))
+        blank[0] = _blank(column)
+        return Text(codes, np.concatenate([inner.values, blank]))
     out = np.full((len(array), length), column.fill or 0, inner.dtype)
     out[valid] = inner.reshape(-1, length)
     return out

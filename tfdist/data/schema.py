@@ -341,5 +341,3 @@ def _warn_of_decimals(columns: Sequence[Column], dtypes: Mapping[str, str]) -> N
 def _nearest(name: str, known: Sequence[str]) -> str:
     found = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {found[0]!r}?" if found else ""
-
-

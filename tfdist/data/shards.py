@@ -50,6 +50,9 @@ class Share:
         return self.rank * n // self.world, (self.rank + 1) * n // self.world
 
 
+ALONE = Share()
+
+
 def plan_batches(rows: int, global_batch: int, world: int = 1, drop_remainder: bool = False) -> Batches:
     """Cut an epoch into global batches of which every worker gets at least a row.
 
@@ -68,7 +71,7 @@ def plan_batches(rows: int, global_batch: int, world: int = 1, drop_remainder: b
     problems = []
     if global_batch < world:
         problems.append(
-            f"global_batch: expected at least a row for each of {world} workers, got {global_batch}; use {world} or more"
+            f"global_batch: expected at least a row for each of {world} workers, got {global_batch}; enlarge it"
         )
     if rows < world:
         problems.append(
