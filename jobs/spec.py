@@ -133,7 +133,8 @@ class Tabular(Section):
         embedding: numbers in an embedding, at most; columns with few values take fewer.
         hidden: units of each dense layer.
         dropout: share of units left out while training.
-        learning_rate: of Adam.
+        learning_rate: of Adam, at the start.
+        schedule: ``constant``, or ``cosine``: down to 0 over the whole training.
     """
 
     kind: Literal["tabular"] = "tabular"
@@ -145,6 +146,7 @@ class Tabular(Section):
     hidden: list[int] = Field(default=[64, 32])
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     learning_rate: float = Field(default=1e-3, gt=0.0)
+    schedule: Literal["constant", "cosine"] = "constant"
 
     @model_validator(mode="after")
     def _consistent(self) -> Tabular:

@@ -40,4 +40,4 @@ def task_of(spec: JobSpec) -> Task:
     """The task that a job asks for."""
     from .tabular import tabular_task
 
-    return tabular_task(spec.task)
+    return tabular_task(spec.task, spec.fit)

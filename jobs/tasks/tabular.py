@@ -12,6 +12,7 @@ import pyspark.sql.functions as F
 from pyspark.sql import DataFrame
 from pyspark.sql.types import BooleanType, IntegralType, NumericType, StringType, StructType
 
+from tfdist.config import FitConfig
 from tfdist.errors import DataError
 
 from ..source import quoted
@@ -51,7 +52,8 @@ class TabularModel:
         embedding: most numbers in an embedding.
         hidden: units of each dense layer.
         dropout: share of units left out while training.
-        learning_rate: of Adam.
+        learning_rate: of Adam, at the start.
+        decay_steps: steps over which it falls to 0 along a cosine; None keeps it.
     """
 
     numbers: tuple[Number, ...]
@@ -60,6 +62,7 @@ class TabularModel:
     hidden: tuple[int, ...]
     dropout: float
     learning_rate: float
+    decay_steps: int | None = None
 
     def __call__(self, schema: Schema) -> Any:
         """A compiled ``keras.Model``.
@@ -85,23 +88,31 @@ class TabularModel:
             x = keras.layers.Dropout(self.dropout)(x) if self.dropout else x
         x = keras.layers.Dense(1, activation="sigmoid")(x)
         model = keras.Model(inputs, keras.layers.Reshape((), name="probability")(x))
+        rate: Any = self.learning_rate
+        if self.decay_steps is not None:
+            rate = keras.optimizers.schedules.CosineDecay(self.learning_rate, self.decay_steps)
         model.compile(
-            optimizer=keras.optimizers.Adam(self.learning_rate),
+            optimizer=keras.optimizers.Adam(rate),
             loss="binary_crossentropy",
             metrics=[keras.metrics.AUC(name="auc")],
         )
         return model
 
 
-def tabular_task(section: Tabular) -> Task:
-    """The task that a section ``task`` with ``kind: tabular`` describes."""
+def tabular_task(section: Tabular, fit: FitConfig) -> Task:
+    """The task that a section ``task`` with ``kind: tabular`` describes.
+
+    Args:
+        section: the section.
+        fit: tells the number of steps, for a learning rate that follows a schedule.
+    """
     label = section.label
     columns = {"numeric": section.numeric, "categorical": section.categorical}
     return Task(
         label=label,
         features=(*section.numeric, *section.categorical),
         check=partial(_check, section),
-        learn=partial(_learn, section),
+        learn=partial(_learn, section, fit),
         measure=partial(binary.measure, label=label),
         baselines={
             "class_prior": partial(binary.class_prior, label=label),
@@ -133,7 +144,7 @@ def _check(section: Tabular, schema: StructType) -> list[str]:
     return problems
 
 
-def _learn(section: Tabular, train: DataFrame) -> Callable[[Schema], Any]:
+def _learn(section: Tabular, fit: FitConfig, train: DataFrame) -> Callable[[Schema], Any]:
     """Statistics and vocabularies of the training rows, in one pass of Spark."""
     numbers = {c: F.col(quoted(c)).cast("double") for c in section.numeric}
     label = F.col(quoted(section.label)).cast("double")
@@ -142,9 +153,10 @@ def _learn(section: Tabular, train: DataFrame) -> Callable[[Schema], Any]:
         *[F.avg(c) for c in numbers.values()],
         *[F.var_pop(c) for c in numbers.values()],
         *[F.collect_set(quoted(c)) for c in section.categorical],
+        F.count(F.lit(1)),
     ).head()
     n = len(numbers)
-    labels, means, variances, vocabularies = row[0], row[1 : n + 1], row[n + 1 : 2 * n + 1], row[2 * n + 1 :]
+    labels, means, variances, vocabularies = row[0], row[1 : n + 1], row[n + 1 : 2 * n + 1], row[2 * n + 1 : -1]
     problems = []
     if sorted(labels) != [0.0, 1.0]:
         some = ", ".join(f"{v:g}" for v in sorted(labels)[:5]) or "no value"
@@ -175,6 +187,7 @@ def _learn(section: Tabular, train: DataFrame) -> Callable[[Schema], Any]:
         hidden=tuple(section.hidden),
         dropout=section.dropout,
         learning_rate=section.learning_rate,
+        decay_steps=math.ceil(row[-1] / fit.global_batch) * fit.epochs if section.schedule == "cosine" else None,
     )
 
 
