@@ -86,7 +86,7 @@ def test_predictions_equal_those_of_keras_and_nothing_else_changes(frame: DataFr
     schema = schema_of(frame)
     model = build(schema, 1)
     scored = tfdist.score(frame, publish(model, schema, tmp_path), batch_rows=7)
-    assert scored.schema[:-1] == frame.schema.fields
+    assert scored.schema[:-1] == frame.schema
     assert scored.schema[-1].simpleString() == "prediction:float"
     rows = scored.collect()
     assert [row[:-1] for row in rows] == [tuple(row) for row in frame.collect()]
