@@ -84,10 +84,6 @@ def test_every_argument_of_the_old_runner_is_taken_with_its_default() -> None:
         assert ours[name].kind == parameter.kind, name
 
 
-def environment() -> dict[str, str | None]:
-    return {name: os.environ.get(name) for name in ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TFDIST_CONTEXT")}
-
-
 def add_rank(start: int) -> tuple[int, int, int]:
     context = tfdist.worker_context()
     return start + context.rank, context.world_size, len(context.addresses)
@@ -103,10 +99,12 @@ def test_runs_follow_each_other_and_leave_the_python_workers_clean(spark: SparkS
 
     @pandas_udf("string")
     def seen(batch: pd.Series) -> pd.Series:
-        return pd.Series([str({k: v for k, v in environment().items() if v is not None})] * len(batch))
+        ours = sorted({"TF_CONFIG", "TFDIST_CONTEXT", "TFDIST_EVENT_FD"} & set(os.environ))
+        return pd.Series([f"{ours} {os.environ.get('CUDA_VISIBLE_DEVICES')}"] * len(batch))
 
     rows = spark.range(0, 8, 1, 4).select(seen("id").alias("seen")).distinct().collect()
-    assert [row.seen for row in rows] == ["{}"]
+    # The devices are those that the executors were started with, by conftest.py.
+    assert [row.seen for row in rows] == [f"[] {os.environ['CUDA_VISIBLE_DEVICES']}"]
 
 
 def fail_on_rank_1(message: str) -> None:

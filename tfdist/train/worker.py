@@ -38,8 +38,8 @@ def fit_on_worker(task: FitTask) -> dict[str, Any]:
         clock.append(time.perf_counter())
         events = EpochEvents(task.train.rows, fit.epochs)
         callbacks = [*(task.callbacks() if task.callbacks else ()), *([events] if worker.is_chief else ())]
-        verbose = fit.verbose if worker.is_chief else 0
-        history = model.fit(train, epochs=fit.epochs, callbacks=callbacks, verbose=verbose, **arguments).history
+        arguments |= {"epochs": fit.epochs, "verbose": fit.verbose if worker.is_chief else 0, "callbacks": callbacks}
+        history = model.fit(train, shuffle=False, **arguments).history  # the pipeline has shuffled
         clock.append(time.perf_counter())
         # Every rank saves: reading variables that are aggregated on read takes all of them.
         assert worker.scratch_dir is not None
