@@ -21,7 +21,8 @@ TESTS = sorted(ROOT.glob("tests/**/test_*.py"))
 PINNED = dict(
     line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] != "#"
 )
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 
 
 def normal(name: str) -> str:
@@ -52,6 +53,18 @@ def test_every_public_name_is_there() -> None:
     assert set(tfdist.__all__) <= set(dir(tfdist))
     with pytest.raises(AttributeError, match="'tfdist' has no attribute 'train_everything'"):
         tfdist.train_everything  # noqa: B018
+
+
+def test_every_package_is_distributed() -> None:
+    """The list of packages in pyproject.toml names every folder with an ``__init__.py``."""
+    setup = PYPROJECT["tool"]["setuptools"]
+    folders = {name: ROOT / folder for name, folder in setup["package-dir"].items()}
+    found = {
+        ".".join((name, *file.parent.relative_to(folder).parts))
+        for name, folder in folders.items()
+        for file in folder.rglob("__init__.py")
+    }
+    assert found == set(setup["packages"])
 
 
 def test_one_place_writes_the_environment() -> None:
