@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -69,8 +70,8 @@ def from_parquet(
     """
     del name
     path = Path(path).absolute()
-    choice = {"features": features, "label": label, "nulls": nulls, "dtypes": dtypes}
-    manifest = _chosen(path, **choice) if (path / MANIFEST).is_file() else _foreign(path, **choice)
+    choose = _chosen if (path / MANIFEST).is_file() else _foreign
+    manifest = choose(path, features, label, nulls, dtypes)
     return Handle(manifest, str(default_cache_dir()))
 
 
@@ -107,8 +108,6 @@ def null_counts(footers: Sequence[Footer], columns: Sequence[Column]) -> dict[st
 
 def row_bytes(footers: Sequence[Footer], schema: Schema) -> int:
     """Bytes of a row in memory, on average and at least 1."""
-    import numpy as np
-
     fixed, rows, text = 0, max(1, sum(f.metadata.num_rows for f in footers)), 0
     for column in schema.columns:
         for tensor in column.tensors:
@@ -116,7 +115,7 @@ def row_bytes(footers: Sequence[Footer], schema: Schema) -> int:
             fixed += width * int(np.prod([n or 1 for n in tensor.shape]))
         if column.dtype == "string":
             text += sum(c.total_uncompressed_size for f in footers for c in _chunks(f, column.file_name))
-    return max(1, fixed + text // rows)
+    return max(1, int(fixed + text // rows))
 
 
 def _chosen(

@@ -184,7 +184,7 @@ def _assemble(planned: Round, groups: dict[int, Group], columns: Sequence[Column
     tensors = sum(len(c.tensors) for c in columns)
     blocks: list[Block] = [[] for _ in planned.blocks]
     for place in range(tensors):
-        values = {group: held[place] for group, held in groups.items()}
+        values: dict[int, Any] = {group: held[place] for group, held in groups.items()}
         if isinstance(next(iter(values.values())), Text):
             codes, distinct = _one_code(values)
             for block, part in zip(blocks, _mixed(planned, codes), strict=True):

@@ -269,6 +269,7 @@ def _policy(name: str, policy: Any, dtype: str) -> tuple[NullPolicy, Any]:
     if not (isinstance(policy, list | tuple) and len(policy) == 2 and policy[0] == "fill"):
         raise ConfigError(f"nulls[{name!r}]: expected {_POLICIES}, got {policy!r}")
     value = policy[1]
+    fits: bool
     if dtype == "string":
         fits = isinstance(value, str)
     elif dtype == "bool":
@@ -276,16 +277,17 @@ def _policy(name: str, policy: Any, dtype: str) -> tuple[NullPolicy, Any]:
     elif dtype.startswith("float"):
         fits = isinstance(value, int | float) and not isinstance(value, bool)
     else:
-        fits = isinstance(value, int) and not isinstance(value, bool) and _fits(value, dtype)
+        fits = isinstance(value, int) and not isinstance(value, bool) and _in_range(value, dtype)
     if not fits:
         raise ConfigError(f"nulls[{name!r}]: expected a fill value of type {dtype}, got {value!r}")
     return "fill", value
 
 
-def _fits(value: int, dtype: str) -> bool:
+def _in_range(value: int, dtype: str) -> bool:
     bits = int(dtype.lstrip("uint"))
-    low, high = (0, 2**bits) if dtype.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1))
-    return low <= value < high
+    if dtype.startswith("u"):
+        return 0 <= value < 1 << bits
+    return -(1 << bits - 1) <= value < 1 << bits - 1
 
 
 def _name_problems(

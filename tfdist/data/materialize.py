@@ -1,0 +1,294 @@
+"""A DataFrame to Parquet files: atomic, verified, reused while plan and source are the same."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyspark.sql.functions as F
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame
+
+from tfdist.data.columns import null_error
+from tfdist.data.footers import default_cache_dir, fragments_of, null_counts, read_footers, row_bytes
+from tfdist.data.handle import Handle
+from tfdist.data.manifest import MANIFEST, Manifest
+from tfdist.data.plan import digest_of, plan_text, source_text
+from tfdist.data.schema import Column, Nulls, Schema
+from tfdist.data.types import element_type
+from tfdist.errors import ConfigError, DataError
+
+ROW_GROUP_ROWS = 32768
+"""benchmarks/pipeline.py: smaller ones cost reads, larger ones memory while shuffling."""
+
+_ROW_GROUP_BYTES = 16 * 2**20
+_WRITING = "writing"
+
+
+def from_dataframe(
+    df: DataFrame,
+    *,
+    cache_dir: str | Path | None = None,
+    features: Sequence[str] | None = None,
+    label: str | None = None,
+    nulls: Nulls | None = None,
+    dtypes: Mapping[str, str] | None = None,
+    name: str | None = None,
+) -> Handle:
+    """Training data from a DataFrame, written once as Parquet.
+
+    The files are reused when the same plan over unchanged source files was written before. A plan whose outcome cannot
+    be known beforehand (Python functions, random numbers, rows of the driver) is written anew each time.
+
+    Args:
+        df: the rows.
+        cache_dir: folder for the files; every executor and the driver must see it. By default ``$TFDIST_CACHE_DIR``,
+            or ``~/.cache/tfdist``.
+        features: columns to read, in this order; by default all but the label.
+        label: the column to learn.
+        nulls: column to ``"error"`` (the default), ``"drop"``, ``"mask"`` or ``("fill", value)``.
+        dtypes: column to the dtype to cast to, for example ``"float32"``.
+        name: begins the name of the folder with the files.
+
+    Raises:
+        DataError: a column is missing or has a type that becomes no tensor, or the rows have nulls without a policy or
+            arrays of several lengths.
+        ConfigError: a setting makes no sense.
+    """
+    schema = Schema.from_spark(df.schema, features=features, label=label, nulls=nulls, dtypes=dtypes)
+    cache = _cache_dir(cache_dir)
+    plan = plan_text(df)
+    source = None if plan is None else source_text(df)
+    reusable = plan is not None and source is not None
+    settings = f"{schema.to_json()}\n{ROW_GROUP_ROWS}"
+    fingerprint = digest_of(plan, source, settings) if reusable else uuid.uuid4().hex
+    target = cache / f"{_folder_name(name)}-{fingerprint[:20]}"
+    if reusable and (held := held_manifest(target, fingerprint)):
+        return Handle(held, str(cache))
+    partial = cache / f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.{_WRITING}"
+    try:
+        manifest = _write(df, schema, partial, fingerprint)
+        if reusable and source_text(df) != source:
+            raise DataError("the source files changed while they were read; read them again once they are still")
+        (partial / MANIFEST).write_text(manifest.to_json())
+        _move(partial, target, fingerprint)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    published = held_manifest(target, fingerprint)
+    if published is None:
+        raise DataError(f"{target}: the files disappeared while they were written; did something clean the folder?")
+    return Handle(published, str(cache))
+
+
+def arrow_ready(df: DataFrame, schema: Schema) -> DataFrame:
+    """The feature columns of a frame, by their own names, as Spark hands them to Arrow in the schema's types.
+
+    Vectors become arrays; :func:`tfdist.data.batch_from_arrow` takes the rest as it is.
+    """
+    places = [_place(df, name) for name in schema.features]
+    safe = df.toDF(*[f"c{i}" for i in range(len(df.columns))])
+    columns = [_value(F.col(f"c{i}"), schema.column(name)) for i, name in zip(places, schema.features, strict=True)]
+    return safe.select(*columns).toDF(*schema.features)
+
+
+def held_manifest(folder: Path, fingerprint: str) -> Manifest | None:
+    """The manifest of a finished folder, when it is the one meant and all its files are whole."""
+    try:
+        manifest = Manifest.from_json((folder / MANIFEST).read_text(), folder)
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+        return None  # never finished, damaged, or of another version: written anew
+    if manifest.fingerprint != fingerprint:
+        return None
+    for fragment in manifest.fragments:
+        try:
+            if (folder / fragment.path).stat().st_size != fragment.size_bytes:
+                return None
+        except FileNotFoundError:
+            return None
+    return manifest
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What one pass over the written files says: rows, nulls and lengths of the columns that footers tell not."""
+
+    rows: int
+    nulls: Mapping[str, int]
+    shortest: Mapping[str, int]
+    longest: Mapping[str, int]
+    inner_nulls: Mapping[str, int]
+
+
+def _write(df: DataFrame, schema: Schema, folder: Path, fingerprint: str) -> Manifest:
+    safe = df.toDF(*[f"c{i}" for i in range(len(df.columns))])
+    dropping = [c.file_name for c in schema.columns if c.nulls == "drop"]
+    kept = safe.dropna(subset=dropping) if dropping else safe
+    dropped = 0
+    if dropping:
+        has_null = F.lit(False)
+        for column in dropping:
+            has_null = has_null | F.col(column).isNull()
+        dropped = safe.filter(has_null).count()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    values = [_value(F.col(c.file_name), c, stored=True).alias(c.file_name) for c in schema.columns]
+    (
+        kept.select(*values)
+        .write.option("parquet.block.size", _ROW_GROUP_BYTES)
+        .option("parquet.block.row.count.limit", ROW_GROUP_ROWS)
+        .option("compression", "snappy")
+        .parquet(folder.as_uri())
+    )
+    if not (folder / "_SUCCESS").exists():
+        raise DataError(
+            f"cache_dir: expected a folder that the driver and all executors see, got {folder.parent}, where the "
+            "driver finds nothing that was written; use shared storage"
+        )
+    names = sorted(p.name for p in folder.iterdir() if p.name.endswith(".parquet"))
+    footers = read_footers(folder, names)
+    facts = _facts(df, schema, folder)
+    found = sum(f.metadata.num_rows for f in footers)
+    if found != facts.rows:
+        raise DataError(
+            f"cache_dir: expected {facts.rows} rows as the executors wrote them, the driver finds {found} in "
+            f"{folder.parent}; use storage that all of them see"
+        )
+    counts = {**null_counts(footers, schema.columns), **facts.nulls}
+    decided = schema.with_lengths(_checked(schema, counts, facts))
+    return Manifest(
+        root=str(folder),
+        fragments=fragments_of(footers),
+        schema=decided,
+        fingerprint=fingerprint,
+        row_bytes=row_bytes(footers, decided),
+        null_counts=counts,
+        dropped_rows=dropped,
+    )
+
+
+def _facts(df: DataFrame, schema: Schema, folder: Path) -> _Facts:
+    # Footers count the nulls of numbers; of long texts they do not, and of arrays they count the values.
+    counted = [c for c in schema.columns if c.shape or c.dtype == "string"]
+    lists = [c for c in schema.columns if c.shape]
+    aggregates = [F.count(F.lit(1))]
+    aggregates += [F.count(F.when(F.col(c.file_name).isNull(), 1)) for c in counted]
+    for column in lists:
+        values = F.col(column.file_name)
+        size = F.when(values.isNotNull(), F.size(values))
+        aggregates += [F.min(size), F.max(size), F.sum(F.size(F.filter(values, lambda v: v.isNull())))]
+    row = df.sparkSession.read.parquet(folder.as_uri()).agg(*aggregates).head() if _has_columns(folder) else None
+    values = list(row) if row is not None else [0] * len(aggregates)
+    nulls = dict(zip([c.name for c in counted], values[1:], strict=False))
+    sizes = values[1 + len(counted) :]
+    names = [c.name for c in lists]
+    return _Facts(
+        rows=values[0],
+        nulls=nulls,
+        shortest=dict(zip(names, sizes[0::3], strict=True)),
+        longest=dict(zip(names, sizes[1::3], strict=True)),
+        inner_nulls=dict(zip(names, sizes[2::3], strict=True)),
+    )
+
+
+def _checked(schema: Schema, counts: Mapping[str, int], facts: _Facts) -> dict[str, int]:
+    """The lengths of arrays and vectors.
+
+    Raises:
+        DataError: nulls without a policy, or arrays of several lengths.
+    """
+    problems, lengths = [], {}
+    for column in schema.columns:
+        if column.nulls == "error" and counts.get(column.name, 0):
+            problems.append(str(null_error(column, counts[column.name])))
+        if not column.shape:
+            continue
+        low, high = facts.shortest[column.name], facts.longest[column.name]
+        declared = column.shape[0]
+        wanted = low if declared is None else declared
+        if low is not None and not low == high == wanted:
+            expected = "one length" if declared is None else f"length {declared}"
+            problems.append(
+                f"column {column.name!r}: expected {column.spark_type} values of {expected}, got lengths {low} to "
+                f"{high}; cut or pad them in Spark, for example with slice and array_repeat"
+            )
+        if facts.inner_nulls[column.name] and column.nulls != "fill":
+            problems.append(
+                f"column {column.name!r}: expected no nulls inside its arrays, got {facts.inner_nulls[column.name]}; "
+                f"say nulls={{{column.name!r}: ('fill', value)}} or fill them in Spark with transform"
+            )
+        lengths[column.name] = wanted or 0
+    if problems:
+        raise DataError("\n".join(problems))
+    return lengths
+
+
+def _value(value: SparkColumn, column: Column, stored: bool = False) -> SparkColumn:
+    """The values of a column for the files, or as Arrow takes them from Spark.
+
+    Files hold times as whole numbers: Spark's Parquet would write them as INT96, and refuses years before 1582.
+    """
+    if column.spark_type == "vector":
+        from pyspark.ml.functions import vector_to_array
+
+        return vector_to_array(value)
+    convert = _TIMES.get(element_type(column.spark_type)) if stored else None
+    if convert is None:
+        return value
+    return F.transform(value, convert) if column.shape else convert(value)
+
+
+def _days(value: SparkColumn) -> SparkColumn:
+    return F.unix_date(value)
+
+
+def _microseconds(value: SparkColumn) -> SparkColumn:
+    return F.unix_micros(value)
+
+
+_TIMES: dict[str, Any] = {"date": _days, "timestamp": _microseconds}
+
+
+def _place(df: DataFrame, name: str) -> int:
+    places = [i for i, known in enumerate(df.columns) if known == name]
+    if len(places) != 1:
+        raise DataError(f"column {name!r}: expected once in the rows, got {len(places)} times")
+    return places[0]
+
+
+def _has_columns(folder: Path) -> bool:
+    return any(p.name.endswith(".parquet") for p in folder.iterdir())
+
+
+def _move(partial: Path, target: Path, fingerprint: str) -> None:
+    """Publish a finished folder. Another writer of the same data may have been faster: its folder stays."""
+    if held_manifest(target, fingerprint) is not None:
+        return
+    if target.exists():
+        damaged = partial.with_name(f"{partial.name}.old")
+        with suppress(FileNotFoundError):  # another writer has moved it away
+            target.rename(damaged)
+        shutil.rmtree(damaged, ignore_errors=True)
+    try:
+        partial.rename(target)
+    except OSError:
+        if held_manifest(target, fingerprint) is None:
+            raise
+
+
+def _cache_dir(cache_dir: str | Path | None) -> Path:
+    if cache_dir is None:
+        return default_cache_dir()
+    text = str(cache_dir)
+    if re.match(r"[a-z][a-z0-9+.-]+:/", text) and not text.startswith("file:/"):
+        raise ConfigError(f"cache_dir: expected a path of a mounted file system, got {text!r}")
+    return Path(re.sub(r"^file:/+", "/", text)).absolute()
+
+
+def _folder_name(name: str | None) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name or "data").strip("-")[:60] or "data"
