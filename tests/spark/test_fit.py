@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 import tfdist
 from tfdist.errors import ConfigError, WorkerError
+from tfdist.train.publish import announced, check_announced
 
 ROWS, VALIDATION_ROWS = 1100, 333
 
@@ -153,7 +154,7 @@ def test_an_error_in_a_callback_of_rank_1_is_raised_on_the_driver(handles: tuple
         tfdist.fit(build_tabular, handles[0], compute=tfdist.ComputeConfig(slots=2), fit=fit, callbacks=fail_in_epoch_2)
     assert isinstance(caught.value, WorkerError)
     assert caught.value.rank == 1
-    assert not (output / "model.keras").exists()
+    assert not output.exists()
 
 
 def test_events_tell_the_driver_each_epoch_once(handles: tuple[Any, Any]) -> None:
@@ -182,3 +183,14 @@ def test_what_cannot_be_trained_is_refused_with_all_reasons(handles: tuple[Any, 
             fit=tfdist.FitConfig(global_batch=1),
         )
     assert [p.partition(":")[0] for p in caught.value.problems] == ["fit.global_batch", "validation"]
+
+
+def test_an_output_folder_that_the_chief_does_not_see_is_refused_before_training(tmp_path: Path) -> None:
+    """A chief that does not find the driver's mark in output_dir refuses it by the setting's name."""
+    with announced(tmp_path / "model", "run-1"):
+        check_announced(tmp_path / "model", "run-1")
+        with pytest.raises(
+            ConfigError, match=r"fit\.output_dir: expected a folder that the driver"
+        ):
+            check_announced(tmp_path / "elsewhere", "run-1")
+    assert not (tmp_path / "model").exists()

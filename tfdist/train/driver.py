@@ -17,6 +17,7 @@ from tfdist.launch.local import LocalLauncher
 from tfdist.launch.program import dump_program
 from tfdist.launch.protocol import Event, LaunchPlan, OnEvent, new_run_id
 from tfdist.train.console import print_event
+from tfdist.train.publish import announced
 from tfdist.train.task import BuildCallbacks, BuildModel, FitTask
 from tfdist.train.worker import fit_on_worker
 
@@ -90,7 +91,8 @@ def fit(
     program = dump_program(partial(_fit_as_json, task), "build_model and callbacks")
     log = _RunLog(on_event or print_event)
     launched = time.perf_counter()
-    texts = launch(program, compute, LaunchPlan.of(compute, run_id, results="all"), spark, log)
+    with announced(task.output_dir, run_id):
+        texts = launch(program, compute, LaunchPlan.of(compute, run_id, results="all"), spark, log)
     total_s = time.perf_counter() - launched
     outcomes = [json.loads(text) for text in texts]
     if len({o["digest"] for o in outcomes}) != 1:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tfdist.data import Schema
+from tfdist.errors import ConfigError
 
 MODEL, SCHEMA = "model.keras", "schema.json"
 
@@ -26,3 +29,34 @@ def publish(model_file: Path, schema: Schema, output_dir: Path) -> Path:
     shutil.copyfile(model_file, partial)
     partial.replace(output_dir / MODEL)
     return output_dir / MODEL
+
+
+@contextmanager
+def announced(output_dir: Path, run_id: str) -> Iterator[None]:
+    """On the driver: create ``output_dir`` and hold a mark in it, by which the chief knows that it sees the same."""
+    output_dir.mkdir(parents=True, exist_ok=True)
+    mark = _mark(output_dir, run_id)
+    mark.touch()
+    try:
+        yield
+    finally:
+        mark.unlink(missing_ok=True)
+        with suppress(OSError):  # not empty: a model is there
+            output_dir.rmdir()
+
+
+def check_announced(output_dir: Path, run_id: str) -> None:
+    """On the chief, before the training: is ``output_dir`` the folder that the driver sees?
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not _mark(output_dir, run_id).exists():
+        raise ConfigError(
+            f"fit.output_dir: expected a folder that the driver and all workers see, got {output_dir}, where the chief "
+            "does not find what the driver wrote; use shared storage, for example beside cache_dir"
+        )
+
+
+def _mark(output_dir: Path, run_id: str) -> Path:
+    return output_dir / f".{run_id}"

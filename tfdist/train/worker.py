@@ -20,12 +20,14 @@ def fit_on_worker(task: FitTask) -> dict[str, Any]:
     """
     from tfdist.strategies.builders import strategy_scope
     from tfdist.train.callbacks import EpochEvents
-    from tfdist.train.publish import MODEL, publish
+    from tfdist.train.publish import MODEL, check_announced, publish
 
     worker, fit = worker_context(), task.fit
+    if worker.is_chief:
+        check_announced(task.output_dir, worker.run_id)
     clock = [time.perf_counter()]
     with strategy_scope(worker.strategy, threads=task.compute.threads_per_worker, seed=fit.seed):
-        share = {"repeat": True, "seed": fit.seed}
+        share: dict[str, Any] = {"repeat": True, "seed": fit.seed}
         train = task.train.to_tf(
             global_batch=fit.global_batch, shuffle=fit.shuffle, drop_remainder=fit.drop_remainder, **share
         )
