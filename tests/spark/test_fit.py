@@ -189,8 +189,6 @@ def test_an_output_folder_that_the_chief_does_not_see_is_refused_before_training
     """A chief that does not find the driver's mark in output_dir refuses it by the setting's name."""
     with announced(tmp_path / "model", "run-1"):
         check_announced(tmp_path / "model", "run-1")
-        with pytest.raises(
-            ConfigError, match=r"fit\.output_dir: expected a folder that the driver"
-        ):
+        with pytest.raises(ConfigError, match=r"fit\.output_dir: expected a folder that the driver"):
             check_announced(tmp_path / "elsewhere", "run-1")
     assert not (tmp_path / "model").exists()
