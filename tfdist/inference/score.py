@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -98,8 +99,9 @@ def _trained(model: Any, fields: list[Field]) -> _Trained:
         model = keras.saving.load_model(path, compile=False)
     file = ModelFile(content, hashlib.sha256(content).hexdigest())
     if schema is None:
-        file = replace(file, one_input=not isinstance(model.input, dict))
-        schema = _schema_of_inputs(model, fields)
+        named = _named_inputs(model)
+        file = replace(file, one_input=not isinstance(named, dict))
+        schema = _schema_of_inputs(named if isinstance(named, dict) else {named.name: named}, fields)
     found = output_of(model, {t.name: (t.shape, t.dtype) for t in schema.inputs})
     if found is None or found.dtype not in _SPARK_TYPES:
         raise ConfigError(
@@ -124,23 +126,28 @@ def _published(model: Any) -> tuple[Path | None, Schema | None]:
     return path, Schema.from_json(schema.read_text()) if schema.is_file() else None
 
 
-def _schema_of_inputs(model: Any, fields: list[Field]) -> Schema:
-    """A schema for a model that came without one: its inputs name the columns and their dtypes."""
-    if not getattr(model, "inputs", None):
+def _named_inputs(model: Any) -> Any:
+    """The input of a model that came without a schema: a dict of tensors by name, or the only tensor."""
+    inputs = getattr(model, "input", None)  # a Sequential model has none
+    if isinstance(inputs, dict):
+        return inputs
+    tensors = getattr(model, "inputs", None) or []
+    if len(tensors) != 1:
         raise ConfigError(
-            "model: expected named inputs or a folder published by tfdist.fit, got a model without inputs"
+            f"model: expected one input or a dict of inputs that names the columns, got {len(tensors)} inputs without; "
+            "build it with a dict of keras.Input, or give the folder that tfdist.fit published"
         )
-    named = model.input if isinstance(model.input, dict) else {tensor.name: tensor for tensor in model.inputs}
-    if not isinstance(model.input, dict) and len(named) != 1:
-        raise ConfigError("model: expected one input or a dict of inputs, got a list; build it with a dict of inputs")
-    names = {field.name for field in fields}
-    lengths = {n: t.shape[1] for n, t in named.items() if len(t.shape) == 2 and n in names and _has_length(n, fields)}
-    dtypes = {n: t.dtype + (f"[{lengths[n]}]" if n in lengths else "") for n, t in named.items()}
-    return Schema.from_fields(fields, features=list(named), dtypes=dtypes)
+    return tensors[0]
 
 
-def _has_length(name: str, fields: list[Field]) -> bool:
-    return any(f.name == name and (f.spark_type == "vector" or f.spark_type.startswith("array<")) for f in fields)
+def _schema_of_inputs(inputs: Mapping[str, Any], fields: list[Field]) -> Schema:
+    """A schema for a model that came without one: its inputs name the columns and their dtypes."""
+    vectors = {f.name for f in fields if f.spark_type == "vector" or f.spark_type.startswith("array<")}
+    dtypes = {}
+    for name, tensor in inputs.items():
+        length = tensor.shape[1] if name in vectors and len(tensor.shape) == 2 else None
+        dtypes[name] = tensor.dtype if length is None else f"{tensor.dtype}[{length}]"
+    return Schema.from_fields(fields, features=list(inputs), dtypes=dtypes)
 
 
 def _positions(schema: Schema, fields: list[Field]) -> list[int]:
