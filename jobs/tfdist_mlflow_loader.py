@@ -25,7 +25,7 @@ class ColumnModel:
         self.model = keras.saving.load_model(folder / "model.keras", compile=False)
 
     def predict(self, data: pd.DataFrame, params: dict[str, Any] | None = None) -> np.ndarray:
-        """Predictions ``[rows] float32``; NaN where a null policy leaves a row out.
+        """Predictions ``[rows]``, or ``[rows, width]`` of several numbers; NaN where a null policy leaves a row out.
 
         Args:
             data: the raw feature columns.
@@ -42,6 +42,7 @@ class ColumnModel:
         kept = rows_kept(table, self.schema)
         tensors = {name: tf.constant(values) for name, values in batch_from_arrow(table, self.schema).items()}
         predicted = np.asarray(self.model.predict(tensors, verbose=0))
+        predicted = predicted[:, 0] if predicted.ndim == 2 and predicted.shape[1] == 1 else predicted
         if kept is None:
             return predicted
         filled = np.full((len(data), *predicted.shape[1:]), np.nan, predicted.dtype)

@@ -7,6 +7,7 @@ import importlib.metadata
 import logging
 import re
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -116,14 +117,17 @@ class Run:
         """
         import mlflow
 
-        info = mlflow.pyfunc.log_model(
-            name="model",
-            loader_module="tfdist_mlflow_loader",
-            data_path=str(model_path.parent),
-            code_paths=[str(Path(tfdist.__file__).parent), str(Path(__file__).parent / "tfdist_mlflow_loader.py")],
-            signature=_signature(schema),
-            pip_requirements=_pinned(_MODEL_PACKAGES),
-        )
+        with warnings.catch_warnings():
+            # An example would be a row of the data, which the run must not show.
+            warnings.filterwarnings("ignore", message="(?s).*input example was not provided")
+            info = mlflow.pyfunc.log_model(
+                name="model",
+                loader_module="tfdist_mlflow_loader",
+                data_path=str(model_path.parent),
+                code_paths=[str(Path(tfdist.__file__).parent), str(Path(__file__).parent / "tfdist_mlflow_loader.py")],
+                signature=_signature(schema),
+                pip_requirements=_pinned(_MODEL_PACKAGES),
+            )
         return str(info.model_uri)
 
 

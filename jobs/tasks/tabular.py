@@ -71,7 +71,8 @@ class TabularModel:
             schema: of the training data.
 
         Returns:
-            A model from a dict of columns, each ``[batch]``, to the probability ``[batch] float32``.
+            A model from a dict of columns, each ``[batch]``, to the probability ``[batch, 1] float32``. (Keras' binary
+            cross-entropy takes the mean over the last dimension: with ``[batch]`` that would be the batch.)
         """
         import keras
 
@@ -86,8 +87,7 @@ class TabularModel:
         for units in self.hidden:
             x = keras.layers.Dense(units, activation="relu")(x)
             x = keras.layers.Dropout(self.dropout)(x) if self.dropout else x
-        x = keras.layers.Dense(1, activation="sigmoid")(x)
-        model = keras.Model(inputs, keras.layers.Reshape((), name="probability")(x))
+        model = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid", name="probability")(x))
         rate: Any = self.learning_rate
         if self.decay_steps is not None:
             rate = keras.optimizers.schedules.CosineDecay(self.learning_rate, self.decay_steps)

@@ -73,7 +73,7 @@ def test_the_model_takes_raw_columns_and_is_saved_with_its_preprocessing(
         "month": tf.constant([1, 12, 3]),
     }
     predicted = model(batch).numpy()
-    assert predicted.shape == (3,)
+    assert predicted.shape == (3, 1)
     assert ((predicted > 0) & (predicted < 1)).all()
     model.save(tmp_path / "model.keras")
     reloaded = keras.saving.load_model(tmp_path / "model.keras")
