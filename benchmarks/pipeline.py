@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import tensorflow as tf
 
 from tfdist.data import Handle, from_parquet
 
@@ -50,11 +51,9 @@ def reader(handle: Handle, batch: int, shuffle: bool) -> int:
 
 
 def pipeline(handle: Handle, batch: int, shuffle: bool) -> int:
-    """Every batch drawn, as ``model.fit`` draws them."""
-    rows = 0
-    for _, label in handle.to_tf(global_batch=batch, shuffle=shuffle):
-        rows += label.shape[0]
-    return rows
+    """Every batch drawn by TensorFlow, as the traced step of ``model.fit`` draws them."""
+    dataset = handle.to_tf(global_batch=batch, shuffle=shuffle)
+    return int(dataset.reduce(np.int64(0), lambda rows, batch: rows + tf.size(batch[1], tf.int64)))
 
 
 def measure(contender: Callable[[], int], rows: int) -> tuple[float, float]:
@@ -67,7 +66,7 @@ def measure(contender: Callable[[], int], rows: int) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--rows", type=int, default=5_000_000)
     parser.add_argument("--row-group", type=int, default=32768)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--stages", action="store_true", help="also the part before TensorFlow")
@@ -97,7 +96,7 @@ def main() -> None:
         speeds = [arguments.rows / w / 1e6 for w in (wall, walls[-1], walls[0])]
         span = f"{speeds[1]:.1f} - {speeds[2]:.1f}"
         print(f"{name:28} {speeds[0]:9.2f} {span:>15} {cpu / arguments.rows * 1e9:11.1f} {raw / wall:12.2f}")
-    print(f"peak memory over the start, all contenders: {peak_mib:.0f} MiB (TensorFlow's import included)")
+    print(f"peak memory over the start, all contenders: {peak_mib:.0f} MiB")
 
 
 if __name__ == "__main__":
