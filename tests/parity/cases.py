@@ -241,8 +241,50 @@ def dropout_masks(model: Any, strategy: Any) -> dict[str, Any]:
 
 
 def own_statistics(model: Any, strategy: Any) -> dict[str, Any]:
-    layer = model.layers[1]
-    return {"moving_mean": layer.moving_mean.numpy(), "moving_variance": layer.moving_variance.numpy()}
+    """The moving mean on this rank, as read from outside (``seen``) and as its step uses it (``local``)."""
+
+    def read() -> dict[str, Any]:
+        value = model.layers[1].moving_mean
+        local = strategy.run(lambda: value.value + 0.0)
+        return {"seen": value.numpy(), "local": np.array(strategy.experimental_local_results(local)[0])}
+
+    trained = read()
+    model.evaluate(np.zeros((4, 6), "float32"), np.zeros((4, 1), "float32"), batch_size=4, verbose=0)
+    return {"trained": trained, "evaluated": read()}
+
+
+def hand_written_loop(model: Any, strategy: Any) -> dict[str, Any]:
+    """Weights after a training loop of the user's own, which divides by the rows of the global batch itself."""
+    import tensorflow as tf
+
+    x, y = even().arrays
+    optimizer = _sgd(clipnorm=0.05)
+    optimizer.build(model.trainable_variables)
+
+    def step(share: Any) -> Any:
+        start, rows = share
+        features, labels = (tf.slice(a, [start, 0], [rows, a.shape[1]]) for a in (x, y))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(model(features, training=True) - labels)) / len(x)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    total = strategy.num_replicas_in_sync
+    cuts = [len(x) * i * i // (total * total) for i in range(total + 1)]  # unequal on purpose
+    shares = strategy.experimental_distribute_values_from_function(
+        lambda context: (cuts[i := context.replica_id_in_sync_group], cuts[i + 1] - cuts[i])
+    )
+    run = tf.function(lambda shares: strategy.run(step, args=(shares,)))
+    for _ in range(3):
+        run(shares)
+    return {"values": [np.array(w) for w in model.get_weights()]}
+
+
+def one_batch(model: Any, strategy: Any) -> dict[str, Any]:
+    """What ``train_on_batch`` returns, and the weights after it; each replica is given the same rows."""
+    x, y = even().arrays
+    logs = model.train_on_batch(x, y, return_dict=True)
+    return {"values": [float(logs["loss"]), *(np.array(w) for w in model.get_weights())]}
 
 
 def _loss_scaled(**arguments: Any) -> Any:
@@ -253,7 +295,7 @@ def _loss_scaled(**arguments: Any) -> Any:
 
 
 def scale_of_loss(model: Any, strategy: Any) -> dict[str, Any]:
-    return {"scale": float(model.optimizer.dynamic_scale.numpy())}
+    return {"values": [float(model.optimizer.dynamic_scale.numpy())]}
 
 
 def _overflowing_everywhere() -> Any:
@@ -305,7 +347,8 @@ CASES = (
     Case("convolutional-adam", lambda: convolutional(_adam()), images),
     Case("sgd", lambda: _network(_sgd()), vectors, serves=True),
     Case("adam", lambda: _network(_adam()), vectors),
-    Case("even", lambda: _network(_sgd()), even),
+    Case("even", lambda: _network(_sgd()), even, extra=one_batch),
+    Case("hand-written", lambda: _network(_sgd()), even, epochs=1, extra=hand_written_loop),
     Case("one-row-a-worker", lambda: _network(_sgd()), lambda: vectors(rows=19, global_batch=16)),
     Case("l2", lambda: _network(_sgd(), l2=0.1), vectors),
     Case("weight-decay", lambda: _network(_adam(weight_decay=0.1)), vectors),

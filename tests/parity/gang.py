@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,29 +29,31 @@ class Outcome:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-def run_gang(workers: int, *, strategy: str, names: Sequence[str] | None = None, replicas: int = 1) -> list[dict[str, Outcome]]:
-    """Run the cases on ``workers`` processes; returns for each rank a dict of name to :class:`Outcome`."""
-    chosen = [case.name for case in CASES] if names is None else list(names)
+def run_gang(workers: int, *, strategy: str, names: Sequence[str], replicas: int = 1) -> list[dict[str, Outcome]]:
+    """Run the named cases on ``workers`` processes of ``replicas`` devices each; returns the outcomes of each rank."""
 
-    def program() -> bytes:
+    def train_all() -> dict[str, Any]:
         # Plain values: this module is sent by value, so its classes are other ones there.
-        return pickle.dumps({name: vars(outcome) for name, outcome in _train_all(chosen, strategy, replicas).items()})
+        return {name: vars(outcome) for name, outcome in _train_all(names, strategy, replicas).items()}
 
-    env = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
-    plan = LaunchPlan(new_run_id(), workers, workers, strategy, results="all", env=env, show_output="none")
-    results = LocalLauncher().launch(dump_program(program, "parity"), plan, lambda _: None)
-    return [{name: Outcome(**values) for name, values in pickle.loads(result).items()} for result in results]
+    ranks = run_on(workers, train_all, strategy=strategy)
+    return [{name: Outcome(**values) for name, values in rank.items()} for rank in ranks]
+
+
+def run_on(workers: int, function: Callable[[], Any], *, strategy: str) -> list[Any]:
+    """Call ``function`` on each of ``workers`` processes; returns what each returned."""
+    plan = LaunchPlan(new_run_id(), workers, workers, strategy, results="all", show_output="none")
+    program = dump_program(lambda: pickle.dumps(function()), "function")
+    return [pickle.loads(result) for result in LocalLauncher().launch(program, plan, lambda _: None)]
 
 
 def _train_all(names: Sequence[str], strategy_name: str, replicas: int) -> dict[str, Outcome]:
     import keras
-    import tensorflow as tf
 
     from tfdist.strategies.builders import strategy_scope
 
     if replicas > 1:
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
+        split_cpu(replicas)
     by_name = {case.name: case for case in CASES}
     outcomes = {}
     with strategy_scope(strategy_name, threads=1) as strategy:
@@ -59,6 +61,14 @@ def _train_all(names: Sequence[str], strategy_name: str, replicas: int) -> dict[
             keras.utils.set_random_seed(SEED)
             outcomes[name] = _train(by_name[name], strategy)
     return outcomes
+
+
+def split_cpu(devices: int) -> None:
+    """Make TensorFlow see ``devices`` CPUs in this process."""
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * devices)
 
 
 def _train(case: Case, strategy: Any) -> Outcome:

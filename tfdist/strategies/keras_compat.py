@@ -6,7 +6,6 @@ same global batches; ``tests/parity`` shows it feature by feature.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,18 +13,13 @@ from typing import Any
 
 import keras
 
-from tfdist.errors import UnsupportedVersionError
 from tfdist.strategies.corrections.losses import correct_losses
 from tfdist.strategies.corrections.patch import Patch, patch_into
 from tfdist.strategies.corrections.randomness import correct_randomness
 from tfdist.strategies.corrections.statistics import correct_statistics
 from tfdist.strategies.corrections.training import correct_build, correct_compilation, correct_logs, correct_steps
 from tfdist.strategies.corrections.updates import correct_updates
-
-Version = tuple[int, int]
-
-OLDEST: Version = (3, 12)
-NEWEST: Version = (3, 15)
+from tfdist.strategies.versions import NEWEST, OLDEST, Version, check_keras_version
 
 
 @dataclass(frozen=True)
@@ -53,29 +47,6 @@ CORRECTIONS: tuple[Correction, ...] = (
     Correction(correct_randomness),
     Correction(correct_compilation),
 )
-
-
-def check_keras_version(version: str) -> Version:
-    """Refuse a Keras for which training over several replicas was never shown to be right.
-
-    Args:
-        version: as in ``keras.__version__``.
-
-    Returns:
-        Its major and minor number.
-
-    Raises:
-        UnsupportedVersionError: it is out of the tested range.
-    """
-    match = re.match(r"(\d+)\.(\d+)", version)
-    number = (int(match[1]), int(match[2])) if match else None
-    if number is None or not OLDEST <= number <= NEWEST:
-        oldest, newest = (".".join(map(str, v)) for v in (OLDEST, NEWEST))
-        raise UnsupportedVersionError(
-            f"keras: expected version {oldest} to {newest} for training with several replicas, got {version}; install "
-            f"'keras>={oldest},<{NEWEST[0]}.{NEWEST[1] + 1}', or train with strategy 'single'"
-        )
-    return number
 
 
 _active = False

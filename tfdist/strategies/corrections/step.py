@@ -72,7 +72,8 @@ def count_rows(data: Any) -> tuple[Any, int | None]:
     from keras import tree
 
     first = next(leaf for leaf in tree.flatten(data) if leaf is not None)
-    return tf.shape(first)[0], first.shape[0] if first.shape.rank else None
+    shape = tf.TensorShape(first.shape)
+    return tf.shape(first)[0], shape[0] if shape.rank else None
 
 
 @contextmanager

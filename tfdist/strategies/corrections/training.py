@@ -66,9 +66,10 @@ def _building_locally(original: Any) -> Any:
                 "inside the train function (or in build_model)"
             )
         if self._distribute_strategy is None:
-            return original(self, iterator=iterator, data_batch=data_batch)
+            original(self, iterator=iterator, data_batch=data_batch)
+            return
         if self in _references and _is_built(self):
-            return None
+            return
         strategy = self._distribute_strategy
         if iterator is not None:
             _, _, steps = next(iter(iterator))
@@ -78,7 +79,6 @@ def _building_locally(original: Any) -> Any:
             _references[self] = _usual_rows(strategy, local)
         with strategy.scope():
             self._symbolic_build(data_batch=local)
-        return None
 
     return maybe_symbolic_build
 

@@ -58,7 +58,8 @@ def _reduced_gradients() -> Iterator[None]:
 
 def _reducing_first(original: Any) -> Any:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        if _state.reduced or replica_context() is None:
+        unknown = trainable_variables is None and not self.built  # Keras says what is wrong
+        if _state.reduced or unknown or replica_context() is None:
             return original(self, grads, trainable_variables)
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         grads = _sum_over_replicas(list(grads), variables)
