@@ -208,6 +208,7 @@ def test_warm_children_share_one_parent_and_a_changed_environment_gets_another(r
 
     assert "tfdist.launch.warm" in run(parent_name)[0]
     first = parents()
+    assert len(first) == 1
     assert parents() == first
     assert not parents(env={"TFDIST_TEST": "1"}) & first
 
@@ -215,9 +216,9 @@ def test_warm_children_share_one_parent_and_a_changed_environment_gets_another(r
 def test_a_late_variable_does_not_change_the_warm_parent() -> None:
     """TF_CONFIG and devices are read after import and are no part of a warm parent's identity; others are."""
     base = {"PATH": "/bin", "TF_CONFIG": "a"}
-    assert identity(base, 1) == identity({**base, "TF_CONFIG": "b", "CUDA_VISIBLE_DEVICES": "0"}, 1)
-    assert identity(base, 1) != identity({**base, "KERAS_BACKEND": "jax"}, 1)
-    assert identity(base, 1) != identity(base, 2)
+    assert identity(base, "app-1") == identity({**base, "TF_CONFIG": "b", "CUDA_VISIBLE_DEVICES": "0"}, "app-1")
+    assert identity(base, "app-1") != identity({**base, "KERAS_BACKEND": "jax"}, "app-1")
+    assert identity(base, "app-1") != identity(base, "app-2")
 
 
 def test_a_socket_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from tfdist.cluster import Roster, WorkerContext, WorkerHello, tf_config
 from tfdist.launch.failures import SECONDARY_GRACE_S, cause, worker_error
 from tfdist.launch.ports import reserve_port
 from tfdist.launch.protocol import Event, Failure, LaunchPlan
+from tfdist.launch.warm import WarmOwner
 from tfdist.launch.watch import Watch, scratch_dir
 
 _HOST = "127.0.0.1"
@@ -44,7 +45,7 @@ class LocalLauncher:
                 env = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "") if plan.use_gpu else ""}
                 if plan.tasks > 1:
                     env["TF_CONFIG"] = tf_config(roster, hello.rank)
-                owner = os.getpid() if plan.warm else None
+                owner = WarmOwner(os.getpid(), f"local-{os.getpid()}") if plan.warm else None
                 watch = Watch(plan, program, context, hello, env, owner)
                 cleanup.callback(watch.close)
                 watches.append(watch)

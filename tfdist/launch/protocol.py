@@ -41,6 +41,7 @@ class LaunchPlan:
         results: ``chief`` brings the return value of rank 0, ``all`` of every rank.
         sample_every_s: seconds between two samples of a worker's CPU and memory.
         warm: fork the workers from a process that has imported TensorFlow already.
+        application: the Spark application, set by its launcher; workers of one share a warm parent on a host.
     """
 
     run_id: str
@@ -54,6 +55,7 @@ class LaunchPlan:
     results: Literal["chief", "all"] = "chief"
     sample_every_s: float = 5.0
     warm: bool = True
+    application: str = ""
 
     @staticmethod
     def of(

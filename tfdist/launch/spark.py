@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -88,6 +89,7 @@ class SparkLauncher:
             LaunchError: the workers could not meet.
         """
         self._wait_for_slots(plan.tasks, on_event)
+        plan = replace(plan, application=self.spark.sparkContext.applicationId)
         conf = self.spark.sparkContext.getConf()
         host, _ = split_address(conf.get("spark.driver.host", "localhost") or "localhost")
         bind = conf.get("spark.driver.bindAddress", host) or host

@@ -18,6 +18,7 @@ from tfdist.launch.devices import visible_devices
 from tfdist.launch.failures import SECONDARY_GRACE_S, TrainingEndedError
 from tfdist.launch.ports import reserve_port
 from tfdist.launch.protocol import Failure, LaunchPlan
+from tfdist.launch.warm import WarmOwner
 from tfdist.launch.watch import Watch, scratch_dir
 
 _MUST_AGREE = ("tfdist", "tensorflow", "tensorflow-cpu", "keras", "numpy")
@@ -47,7 +48,7 @@ def supervise(
         if plan.tasks > 1:
             env["TF_CONFIG"] = tf_config(roster, rank)
         # The parent of a Spark Python worker is the daemon (or executor) that lives as long as the executor.
-        owner = os.getppid() if plan.warm else None
+        owner = WarmOwner(os.getppid(), plan.application) if plan.warm else None
         with closing(Watch(plan, program, context, hello, env, owner)) as watch:
             outcome = watch.until_done(send)
             if isinstance(outcome, Failure):

@@ -1,8 +1,9 @@
 """The warm parent: a process that has imported TensorFlow, run nothing, and forks training processes on request.
 
 Importing TensorFlow and Keras takes most of the seconds between a launch and its first step. One such parent per host,
-owner (the process whose end ends it) and start-up environment serves every launch. It listens on a Unix socket in a
-folder that only this user can enter, and ends when its owner ends or when nobody asked for anything for a while.
+application and start-up environment serves every launch of all executors there. It listens on a Unix socket in a folder
+that only this user can enter, and ends when the last of its owners (the executors, or the driver of local processes)
+has ended or when nobody asked for anything for a while.
 
 One connection is one child: the client sends the order and the child's output and event pipes; the server answers the
 pid and later the exit status. A closed connection kills the child, so that a child never outlives its supervisor.
@@ -41,10 +42,28 @@ _started: list[subprocess.Popen[bytes]] = []
 _PRELOAD = ("tensorflow", "keras", "pyarrow.parquet", "cloudpickle")
 
 
-def identity(env: Mapping[str, str], owner_pid: int) -> str:
-    """What children of one warm parent share: interpreter, owner, module path and what is read while importing."""
-    described = json.dumps([sys.executable, owner_pid, sys.path, _read_early(env)], sort_keys=True)
+@dataclass(frozen=True)
+class WarmOwner:
+    """On whose behalf a warm parent lives.
+
+    Args:
+        pid: the process whose end ends the claim: a Spark executor's, or the driver's for local processes.
+        application: owners of one application on one host share a parent.
+    """
+
+    pid: int
+    application: str
+
+
+def identity(env: Mapping[str, str], application: str) -> str:
+    """What children of one warm parent share: interpreter, application, module path, what is read while importing."""
+    described = json.dumps([sys.executable, application, _module_path(), _read_early(env)], sort_keys=True)
     return hashlib.sha256(described.encode()).hexdigest()[:16]
+
+
+def _module_path() -> list[str]:
+    """Where modules come from, without the working folder, which each executor has for itself."""
+    return [path for path in sys.path if path and path != os.getcwd()]
 
 
 def _read_early(env: Mapping[str, str]) -> dict[str, str]:
@@ -92,15 +111,16 @@ class WarmChild:
                 os.kill(self.pid, signal.SIGKILL)
 
 
-def fork_child(order: ChildOrder, output_fd: int, event_fd: int, owner_pid: int) -> WarmChild:
+def fork_child(order: ChildOrder, output_fd: int, event_fd: int, owner: WarmOwner) -> WarmChild:
     """Fork a training process from the warm parent of this host, starting that parent first where there is none.
 
     Raises:
         OSError: the warm parent cannot be started or reached.
     """
-    address = runtime_dir() / f"{identity(order.env, owner_pid)}.sock"
-    connection = _connect(address, order.env, owner_pid)
+    address = runtime_dir() / f"{identity(order.env, owner.application)}.sock"
+    connection = _connect(address, order.env)
     socket.send_fds(connection, [b"\0"], [output_fd, event_fd])
+    _send(connection, str(owner.pid).encode())
     _send(connection, order.to_json().encode())
     answer = _receive(connection)
     if answer is None:
@@ -109,19 +129,19 @@ def fork_child(order: ChildOrder, output_fd: int, event_fd: int, owner_pid: int)
     return WarmChild(int(json.loads(answer)["pid"]), connection)
 
 
-def _connect(address: Path, env: Mapping[str, str], owner_pid: int) -> socket.socket:
+def _connect(address: Path, env: Mapping[str, str]) -> socket.socket:
     with open(address.with_suffix(".lock"), "w") as lock:
         flock(lock, LOCK_EX)  # two supervisors of one host start one parent, not two
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(str(address))
         except (FileNotFoundError, ConnectionRefusedError):
-            _start_server(address, env, owner_pid)
+            _start_server(address, env)
             connection.connect(str(address))
         return connection
 
 
-def _start_server(address: Path, env: Mapping[str, str], owner_pid: int) -> None:
+def _start_server(address: Path, env: Mapping[str, str]) -> None:
     address.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(address))
@@ -129,8 +149,8 @@ def _start_server(address: Path, env: Mapping[str, str], owner_pid: int) -> None
     with open(address.with_suffix(".log"), "wb") as log, listener:
         _started[:] = [server for server in _started if server.poll() is None]  # reaps those that ended
         server = subprocess.Popen(
-            [sys.executable, "-m", "tfdist.launch.warm", str(listener.fileno()), str(address), str(owner_pid)],
-            env=_read_early(env) | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            [sys.executable, "-m", "tfdist.launch.warm", str(listener.fileno()), str(address)],
+            env=_read_early(env) | {"PYTHONPATH": os.pathsep.join(_module_path())},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -165,21 +185,20 @@ def _receive_exactly(connection: socket.socket, size: int) -> bytes | None:
 class _Server:
     """The loop of the warm parent. Single-threaded: a fork copies the calling thread only."""
 
-    def __init__(self, listener: socket.socket, address: Path, owner_pid: int) -> None:
+    def __init__(self, listener: socket.socket, address: Path) -> None:
         self.listener, self.address = listener, address
         self.selector = selectors.DefaultSelector()
         self.children: dict[int, tuple[int, socket.socket]] = {}  # pidfd -> (pid, its client)
         self.abandoned: dict[int, Path] = {}  # pidfd -> the scratch folder that no supervisor will remove
-        self.owner = os.pidfd_open(owner_pid)
+        self.owners: dict[int, int] = {}  # pid -> pidfd
         self.selector.register(listener, selectors.EVENT_READ, self._accept)
-        self.selector.register(self.owner, selectors.EVENT_READ, self._stop)
 
     def serve(self) -> None:
         last_used = time.monotonic()
         while True:
             ready = self.selector.select(IDLE_TIMEOUT_S)
             if not ready and not self.children and time.monotonic() - last_used >= IDLE_TIMEOUT_S:
-                self._stop(0)
+                self._stop()
             for key, _ in ready:
                 last_used = time.monotonic()
                 if key.fd in self.selector.get_map():  # an earlier callback of this round may have removed it
@@ -188,8 +207,8 @@ class _Server:
     def _accept(self, _fd: int) -> None:
         connection, _address = self.listener.accept()
         _, fds, _, _ = socket.recv_fds(connection, 1, 2)
-        content = _receive(connection)
-        if content is None or len(fds) != 2:
+        owner, content = _receive(connection), _receive(connection)
+        if owner is None or content is None or len(fds) != 2 or not self._claimed_by(int(owner)):
             for fd in fds:
                 os.close(fd)
             connection.close()
@@ -210,11 +229,29 @@ class _Server:
         with suppress(OSError):
             _send(connection, json.dumps({"pid": pid}).encode())
 
+    def _claimed_by(self, pid: int) -> bool:
+        """Note an owner; False for one that this process cannot watch, since it is gone or of another container."""
+        if pid not in self.owners:
+            try:
+                pidfd = os.pidfd_open(pid)
+            except OSError:
+                return False
+            self.owners[pid] = pidfd
+            self.selector.register(pidfd, selectors.EVENT_READ, lambda _: self._owner_ended(pid))
+        return True
+
+    def _owner_ended(self, pid: int) -> None:
+        pidfd = self.owners.pop(pid)
+        self.selector.unregister(pidfd)
+        os.close(pidfd)
+        if not self.owners:
+            self._stop()
+
     def _become_child(self, order: ChildOrder, output_fd: int, event_fd: int, parent: int) -> NoReturn:
         status = 1
         try:
             die_with_parent(parent)
-            for fd in (self.listener.fileno(), self.owner, *self.children):
+            for fd in (self.listener.fileno(), *self.owners.values(), *self.children):
                 os.close(fd)
             for _, client in self.children.values():
                 os.close(client.fileno())
@@ -247,18 +284,18 @@ class _Server:
             _send(connection, json.dumps({"status": os.waitstatus_to_exitcode(raw)}).encode())
         connection.close()
 
-    def _stop(self, _: int) -> None:
+    def _stop(self) -> NoReturn:
         for suffix in (".sock", ".lock", ".log"):
             self.address.with_suffix(suffix).unlink(missing_ok=True)
         os._exit(0)  # the kernel ends the children with their parent
 
 
 def main() -> None:
-    """``python -m tfdist.launch.warm LISTENER_FD ADDRESS OWNER_PID``."""
+    """``python -m tfdist.launch.warm LISTENER_FD ADDRESS``."""
     listener = socket.socket(fileno=int(sys.argv[1]))
     for name in _PRELOAD:
         import_module(name)
-    _Server(listener, Path(sys.argv[2]), int(sys.argv[3])).serve()
+    _Server(listener, Path(sys.argv[2])).serve()
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import psutil
 from tfdist.cluster import WorkerContext, WorkerHello
 from tfdist.launch.child import FAILURE, PROGRAM, RESULT, ChildOrder
 from tfdist.launch.protocol import Event, Failure, LaunchPlan
-from tfdist.launch.warm import fork_child
+from tfdist.launch.warm import WarmOwner, fork_child
 
 KEPT_LINES = 100
 _LONGEST_KEPT = 500
@@ -64,7 +64,7 @@ class ColdChild:
         self.process.kill()  # does nothing to a process that has been waited for
 
 
-def start_child(order: ChildOrder, output_fd: int, event_fd: int, *, warm_owner: int | None) -> Child:
+def start_child(order: ChildOrder, output_fd: int, event_fd: int, *, warm_owner: WarmOwner | None) -> Child:
     """Start the training process of ``order``: forked from the warm parent of ``warm_owner``, or cold for None.
 
     The result does not depend on which; only the seconds do. Where the warm parent cannot be had it starts cold.
@@ -115,7 +115,7 @@ class Watch:
         context: who the worker is, with its scratch folder.
         hello: how the worker introduced itself; its rank and host name the failures.
         env: variables that are this worker's alone (TF_CONFIG, devices).
-        warm_owner: the process whose end ends the warm parent; None starts cold.
+        warm_owner: on whose behalf a warm parent lives; None starts cold.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Watch:
         context: WorkerContext,
         hello: WorkerHello,
         env: Mapping[str, str],
-        warm_owner: int | None,
+        warm_owner: WarmOwner | None,
     ) -> None:
         assert context.scratch_dir is not None
         self.plan, self.context, self.hello = plan, context, hello
