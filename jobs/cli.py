@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -80,6 +81,8 @@ def main() -> None:
     """The console entry."""
     # TensorFlow writes pages about the processor to standard error, in this process and in the workers.
     adopt({name: os.environ.get(name, value) for name, value in {"TF_CPP_MIN_LOG_LEVEL": "2"}.items()})
+    # A scheduler ends a job with SIGTERM: as after Ctrl-C, the workers are ended and the run is closed.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     app(prog_name="tfdist")
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pyspark import SparkConf
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from tfdist.environ import scoped_environ
@@ -37,8 +37,7 @@ def job_session(wanted: Spark, name: str) -> Iterator[SparkSession]:
     if active is not None:
         yield active
         return
-    # spark-submit has started the JVM already, with its settings as system properties.
-    submitted = dict(SparkConf().getAll()) if "PYSPARK_GATEWAY_PORT" in os.environ else {}
+    submitted = _submitted_conf() if "PYSPARK_GATEWAY_PORT" in os.environ else {}
     conf = {
         "spark.master": wanted.master,
         "spark.app.name": name,
@@ -60,6 +59,12 @@ def job_session(wanted: Spark, name: str) -> Iterator[SparkSession]:
             yield spark
         finally:
             spark.stop()
+
+
+def _submitted_conf() -> dict[str, str]:
+    """The settings that spark-submit gave to the JVM that it has started."""
+    SparkContext._ensure_initialized()  # without the connection to that JVM, a SparkConf is empty
+    return dict(SparkConf().getAll())
 
 
 def _text(value: object) -> str:
