@@ -1,0 +1,274 @@
+"""DataFrames written for training: every type there and back, nulls, reuse, damage, two writers."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.ml.linalg import Vectors
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from tfdist.data import batch_from_arrow, from_dataframe, from_parquet
+from tfdist.data.handle import Handle
+from tfdist.data.materialize import arrow_ready
+from tfdist.errors import ConfigError, DataError
+
+
+def read(handle: Handle, rows: int = 1000) -> dict[str, list[Any]]:
+    """All rows in the order of the source."""
+    batches = list(handle.to_tf(global_batch=rows, shuffle=False))
+    assert len(batches) == 1
+    return {name: values.numpy().tolist() for name, values in batches[0].items()}
+
+
+DAY = dt.date(1970, 1, 1)
+MICROSECOND = dt.timedelta(microseconds=1)
+OLD, NEW = dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31, 23, 59, 59, 999999)
+COLUMNS: dict[str, tuple[str, list[Any], list[Any]]] = {
+    "a boolean": ("boolean", [True, False], [True, False]),
+    "a.tiny": ("tinyint", [-128, 127], [-128, 127]),
+    "A.tiny": ("smallint", [-32768, 32767], [-32768, 32767]),
+    "ünt": ("int", [-(2**31), 2**31 - 1], [-(2**31), 2**31 - 1]),
+    "big`int": ("bigint", [2**53 + 1, 2147483648], [2**53 + 1, 2147483648]),
+    "single": ("float", [0.5, float("inf")], [0.5, float("inf")]),
+    "double": ("double", [16777217.0, 0.1], [16777217.0, 0.1]),
+    "decimal": ("decimal(10,2)", [Decimal("1.25"), Decimal("-3.5")], [1.25, -3.5]),
+    "text": ("string", ["ä☃", ""], ["ä☃".encode(), b""]),
+    "bytes": ("binary", [b"\x00\xff", b""], [b"\x00\xff", b""]),
+    "date": ("date", [OLD.date(), NEW.date()], [(OLD.date() - DAY).days, (NEW.date() - DAY).days]),
+    "ntz": (
+        "timestamp_ntz",
+        [OLD, NEW],
+        [(OLD - dt.datetime(1970, 1, 1)) // MICROSECOND, (NEW - dt.datetime(1970, 1, 1)) // MICROSECOND],
+    ),
+    "array": ("array<int>", [[1, 2, 3], [4, 5, 6]], [[1, 2, 3], [4, 5, 6]]),
+    "dates": ("array<date>", [[DAY, DAY], [DAY, dt.date(1970, 1, 3)]], [[0, 0], [0, 2]]),
+    "words": ("array<string>", [["a", "b"], ["c", ""]], [[b"a", b"b"], [b"c", b""]]),
+    "span": ("interval day to second", [dt.timedelta(1), -MICROSECOND], [86400 * 10**6, -1]),
+}
+
+
+def make_all_types(spark: SparkSession) -> DataFrame:
+    schema = ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, (kind, _, _) in COLUMNS.items())
+    rows = list(zip(*(values for _, values, _ in COLUMNS.values()), strict=True))
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        return spark.createDataFrame(rows, schema).coalesce(1)
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+
+
+def test_every_type_comes_back_as_the_contract_says(spark: SparkSession, tmp_path: Path) -> None:
+    """Values of each Spark type, under names with dots, spaces, quotes and differing in case, arrive exactly."""
+    df = make_all_types(spark)
+    handle = from_dataframe(df, cache_dir=tmp_path, name="all types/of them")
+    wanted = {name: values for name, (_, _, values) in COLUMNS.items()}
+    assert read(handle) == wanted
+    assert handle.root.name.startswith("all-types-of-them-")
+    ready = arrow_ready(df.select("*"), handle.schema).toArrow()
+    assert {name: values.tolist() for name, values in batch_from_arrow(ready, handle.schema).items()} == wanted
+
+
+def test_timestamps_do_not_depend_on_the_session_time_zone(spark: SparkSession, tmp_path: Path) -> None:
+    """The same instants are the same microseconds in any session time zone."""
+    found = []
+    for zone in ("America/New_York", "Asia/Kolkata"):
+        spark.conf.set("spark.sql.session.timeZone", zone)
+        try:
+            df = spark.sql(
+                "select timestamp'2024-03-10 02:30:00 UTC' t union all select timestamp_micros(-62135596800000000)"
+            )
+            handle = from_dataframe(df.coalesce(1), cache_dir=tmp_path)
+            ready = batch_from_arrow(arrow_ready(df, handle.schema).toArrow(), handle.schema)
+            found.append(sorted(read(handle)["t"]))
+            assert sorted(ready["t"].tolist()) == found[-1]
+        finally:
+            spark.conf.unset("spark.sql.session.timeZone")
+    assert found[0] == found[1] == [-62135596800000000, 1710037800000000]
+
+
+def test_dense_and_sparse_vectors_are_one_tensor(spark: SparkSession, tmp_path: Path) -> None:
+    """Rows of size 4 mix DenseVector and SparseVector; one of size 5 is an error naming both sizes."""
+    rows = [(Vectors.dense([1, 2, 3, 4]),), (Vectors.sparse(4, [1], [9.0]),)]
+    df = spark.createDataFrame(rows, ["v"]).coalesce(1)
+    handle = from_dataframe(df, cache_dir=tmp_path)
+    assert handle.element_spec_text == "v: float64[4]"
+    assert read(handle) == {"v": [[1, 2, 3, 4], [0, 9, 0, 0]]}
+    ready = batch_from_arrow(arrow_ready(df, handle.schema).toArrow(), handle.schema)
+    assert ready["v"].tolist() == [[1, 2, 3, 4], [0, 9, 0, 0]]
+    with pytest.raises(DataError, match="'v': expected vector values of one length, got lengths 4 to 5"):
+        from_dataframe(spark.createDataFrame([*rows, (Vectors.dense([0.0] * 5),)], ["v"]), cache_dir=tmp_path)
+
+
+def test_arrays_prove_their_length(spark: SparkSession, tmp_path: Path) -> None:
+    """Length 10 in every row is found out; 3 and 5 are refused; a dirty row deep in the data is counted."""
+    df = spark.range(0, 5000, 1, 2).selectExpr("transform(sequence(1, 10), x -> float(x + id)) v")
+    assert from_dataframe(df, cache_dir=tmp_path).element_spec_text == "v: float32[10]"
+    with pytest.raises(DataError, match="lengths 3 to 5"):
+        from_dataframe(df.selectExpr("slice(v, 1, if(v[0] > 9, 3, 5)) v"), cache_dir=tmp_path)
+    dirty = df.selectExpr("transform(v, x -> if(x = 3010.0 and v[9] = 3010.0, null, x)) v")
+    with pytest.raises(DataError, match="'v': expected no nulls inside its arrays, got 1"):
+        from_dataframe(dirty, cache_dir=tmp_path)
+    filled = from_dataframe(dirty, cache_dir=tmp_path, nulls={"v": ("fill", -1)})
+    assert sum(min(row) == -1 for row in read(filled, 5000)["v"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "wanted"), [(("fill", -1), [1, -1, 9007199254740993]), ("drop", [1, 9007199254740993])]
+)
+def test_null_policies_apply_to_written_rows(
+    spark: SparkSession, tmp_path: Path, policy: Any, wanted: list[int]
+) -> None:
+    """Fill and drop leave the other values exact; dropped rows are counted."""
+    df = spark.createDataFrame([(1,), (None,), (9007199254740993,)], "v bigint").coalesce(1)
+    handle = from_dataframe(df, cache_dir=tmp_path, nulls={"v": policy})
+    assert read(handle) == {"v": wanted}
+    assert handle.manifest.dropped_rows == 3 - handle.rows
+
+
+def test_nulls_without_a_policy_are_counted_and_leave_nothing_behind(spark: SparkSession, tmp_path: Path) -> None:
+    """Columns with nulls are refused together with their counts, and the cache has no trace of the attempt."""
+    df = spark.range(10).selectExpr(
+        "if(id % 5 = 0, null, id) n", "if(id = 3, null, repeat('x', 9000)) s", "if(id < 4, null, array(id)) a"
+    )
+    with pytest.raises(DataError) as caught:
+        from_dataframe(df, cache_dir=tmp_path)
+    assert [line.split(";")[0] for line in str(caught.value).splitlines()] == [
+        "column 'n': expected no nulls, got 2",
+        "column 's': expected no nulls, got 1",
+        "column 'a': expected no nulls, got 4",
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_empty_partitions_and_empty_frames(spark: SparkSession, tmp_path: Path) -> None:
+    """Five empty partitions of eight do no harm; a frame without rows is refused when it is to be read."""
+    df = spark.range(0, 80, 1, 8).filter("id >= 50")
+    handle = from_dataframe(df, cache_dir=tmp_path)
+    assert len(handle.manifest.fragments) == 3
+    assert read(handle) == {"id": list(range(50, 80))}
+    empty = from_dataframe(df.filter("id < 0"), cache_dir=tmp_path)
+    assert empty.rows == 0
+    with pytest.raises(ConfigError, match="empty data set"):
+        empty.to_tf(global_batch=4)
+
+
+def test_files_are_reused_while_plan_and_source_are_the_same(spark: SparkSession, tmp_path: Path) -> None:
+    """The same plan is written once; another plan, choice of columns, or content of the source is written anew."""
+    source, cache = tmp_path / "source", tmp_path / "cache"
+    spark.range(0, 100, 1, 2).selectExpr("id", "id * 2 as twice").write.parquet(str(source))
+
+    def make(limit: int = 50, **choice: Any) -> Handle:
+        df = spark.read.parquet(str(source)).filter(F.col("id") < limit)
+        return from_dataframe(df, cache_dir=cache, **choice)
+
+    first = make()
+    assert make().root == first.root
+    assert first.manifest == make().manifest
+    others = [make(51), make(nulls={"id": "mask"}), make(label="twice"), make(features=["id"])]
+    assert len({h.root for h in [first, *others]}) == 5
+    shutil.rmtree(source)
+    spark.range(0, 100, 1, 2).selectExpr("id", "id * 3 as twice").write.parquet(str(source))
+    spark.catalog.clearCache()
+    again = make()
+    assert again.root != first.root
+    assert sorted(read(again)["twice"]) == [3 * i for i in range(50)]
+
+
+def test_rows_that_no_plan_tells_are_never_reused(spark: SparkSession, tmp_path: Path) -> None:
+    """Rows of the driver, random values, Python functions and cached frames are written anew each time."""
+    add = F.udf(lambda v: v + 1, "bigint")
+    frames = [
+        spark.createDataFrame([(1,), (2,)], "a int"),
+        spark.range(4).withColumn("r", F.rand(1)),
+        spark.range(4).withColumn("u", add("id")),
+        spark.range(7).cache(),
+    ]
+    for df in frames:
+        first, second = (from_dataframe(df, cache_dir=tmp_path) for _ in range(2))
+        assert first.root != second.root
+        assert first.rows == second.rows
+    frames[-1].unpersist()
+
+
+def test_a_damaged_or_unfinished_folder_is_written_anew(spark: SparkSession, tmp_path: Path) -> None:
+    """A lost file, a cut manifest, or only _SUCCESS: the next call repairs it in place."""
+
+    def make() -> Handle:
+        return from_dataframe(spark.range(0, 30, 1, 2), cache_dir=tmp_path)
+
+    handle = make()
+    lost = handle.root / handle.manifest.fragments[0].path
+    lost.unlink()
+    assert sorted(read(make())["id"]) == list(range(30))
+    (handle.root / "manifest.json").write_text('{"version": 1, "rows"')
+    assert sorted(read(make())["id"]) == list(range(30))
+    for file in handle.root.glob("*"):
+        if file.name != "_SUCCESS":
+            file.unlink()
+    repaired = make()
+    assert repaired.root == handle.root
+    assert sorted(read(repaired)["id"]) == list(range(30))
+    assert [p for p in tmp_path.iterdir() if p != handle.root] == []
+
+
+def test_two_writers_at_once_end_with_one_whole_folder(spark: SparkSession, tmp_path: Path) -> None:
+    """Concurrent calls for the same frame return the same data, and nothing else stays."""
+    with ThreadPoolExecutor(3) as threads:
+        handles = list(threads.map(lambda _: from_dataframe(spark.range(0, 500, 1, 2), cache_dir=tmp_path), range(3)))
+    assert len({h.root for h in handles}) == 1
+    assert sorted(read(handles[0])["id"]) == list(range(500))
+    assert list(tmp_path.iterdir()) == [handles[0].root]
+
+
+def test_written_data_opens_by_its_own_names(spark: SparkSession, tmp_path: Path) -> None:
+    """from_parquet of a written folder knows the frame's names and policies, and takes other choices."""
+    df = spark.createDataFrame([(1, "a", None), (2, "b", 5.0)], "`x.y` int, s string, `n n` double").coalesce(1)
+    handle = from_dataframe(df, cache_dir=tmp_path, label="x.y", nulls={"n n": "mask"})
+    again = from_parquet(handle.root)
+    assert again.schema == handle.schema
+    assert read(from_parquet(handle.root, features=["n n"], nulls={"n n": ("fill", 2)})) == {"n n": [2, 5]}
+    with pytest.raises(DataError, match="'n n': expected no nulls, got 1"):
+        from_parquet(handle.root, nulls={"n n": "error"})
+
+
+def test_row_groups_are_cut_for_shuffling(spark: SparkSession, tmp_path: Path) -> None:
+    """A large partition becomes several row groups of at most 32,768 rows, so that shuffling can mix them."""
+    handle = from_dataframe(spark.range(0, 100_000, 1, 1), cache_dir=tmp_path)
+    (fragment,) = handle.manifest.fragments
+    assert sum(fragment.row_groups) == 100_000
+    assert max(fragment.row_groups) <= 32768
+    assert json.loads((handle.root / "manifest.json").read_text())["rows"] == 100_000
+
+
+def test_problems_are_found_before_anything_is_written(spark: SparkSession, tmp_path: Path) -> None:
+    """Missing columns, duplicates, foreign file systems: refused with the nearest name or the way out."""
+    df = spark.range(3).selectExpr("id", "map('a', 1) m")
+    with pytest.raises(DataError, match=r"'m': the type map<string,int> becomes no tensor; select the keys"):
+        from_dataframe(df, cache_dir=tmp_path)
+    with pytest.raises(DataError, match=r"'idd': not in the data.*did you mean 'id'"):
+        from_dataframe(df, cache_dir=tmp_path, features=["idd"])
+    with pytest.raises(DataError, match="'id': 2 columns have this name"):
+        from_dataframe(spark.range(3).selectExpr("id", "id"), cache_dir=tmp_path)
+    with pytest.raises(ConfigError, match="cache_dir: expected a path of a mounted file system"):
+        from_dataframe(df.select("id"), cache_dir="s3://bucket/cache")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wide_decimal_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    """decimal(38,20) becomes float64 with a warning, an array of doubles beside it stays whole."""
+    df = spark.sql("select cast(1.25 as decimal(38,20)) m, array(1.0d, 2.0d) x")
+    with pytest.warns(UserWarning, match="'m'"):
+        handle = from_dataframe(df, cache_dir=tmp_path)
+    assert read(handle) == {"m": [1.25], "x": [[1, 2]]}
+    exact = from_dataframe(df, cache_dir=tmp_path, dtypes={"m": "string", "x": "float32"})
+    assert read(exact)["m"] == [b"1.25000000000000000000"]
+    assert np.asarray(next(iter(exact.to_tf(global_batch=1)))["x"]).dtype == np.float32

@@ -1,0 +1,247 @@
+"""Batches as TensorFlow gets them: content, shares of workers, epochs; files without Spark."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+
+from tfdist.cluster import WorkerContext, enter_training
+from tfdist.config import ComputeConfig
+from tfdist.data import Handle, from_parquet
+from tfdist.data.pipeline import one_after_another
+from tfdist.errors import ConfigError
+from tfdist.launch.program import dump_program
+from tfdist.launch.protocol import new_run_id
+from tfdist.testing import tiny_parquet
+from tfdist.train.driver import launch, launch_plan
+
+
+@contextmanager
+def worker(rank: int, world: int) -> Iterator[None]:
+    before = enter_training(WorkerContext(rank=rank, world_size=world))
+    try:
+        yield
+    finally:
+        enter_training(before)
+
+
+def write(folder: Path, groups: list[int], **choice: Any) -> Handle:
+    """Rows numbered from 0, one file with these row groups; the other columns follow from the number."""
+    rows = np.arange(sum(groups))
+    schema = pa.schema(
+        {"row": pa.int64(), "a.b": pa.string(), "n": pa.float32(), "v": pa.list_(pa.int16()), "y": pa.int32()}
+    )
+    with pq.ParquetWriter(folder / "part.parquet", schema) as writer:
+        for part in np.split(rows, np.cumsum(groups)[:-1]):
+            columns = [
+                pa.array(part),
+                pa.array([f"text {i % 7}" for i in part], pa.string()),
+                pa.array([None if i % 5 == 0 else float(i) for i in part], pa.float32()),
+                pa.array([[i % 100, i % 3] for i in part], pa.list_(pa.int16())),
+                pa.array(part * 2, pa.int32()),
+            ]
+            writer.write_table(pa.table(columns, schema=schema), row_group_size=max(1, len(part)))
+    return from_parquet(folder, **{"label": "y", "nulls": {"n": "mask"}, **choice})
+
+
+def rows_of(batches: Any) -> list[list[int]]:
+    return [features["row"].numpy().tolist() for features, _ in batches]
+
+
+@pytest.fixture(scope="module")
+def handle(tmp_path_factory: pytest.TempPathFactory) -> Handle:
+    return write(tmp_path_factory.mktemp("rows"), [100, 37, 0, 250, 1, 112])
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_row_keeps_its_columns_together(handle: Handle, shuffle: bool) -> None:
+    """Numbers, text, null masks, arrays and the label of a row stay in one row, in batches kept until the end."""
+    kept = list(handle.to_tf(global_batch=64, shuffle=shuffle, seed=3))
+    for features, label in kept:
+        row = features["row"].numpy()
+        assert label.numpy().tolist() == (row * 2).tolist()
+        assert features["a.b"].numpy().tolist() == [f"text {i % 7}".encode() for i in row]
+        assert features["n_is_null"].numpy().tolist() == (row % 5 == 0).tolist()
+        assert features["n"].numpy().tolist() == np.where(row % 5 == 0, 0, row).tolist()
+        assert features["v"].numpy().tolist() == [[i % 100, i % 3] for i in row]
+    read = [row for rows in rows_of(kept) for row in rows]
+    assert sorted(read) == list(range(500))
+    assert (read == list(range(500))) is not shuffle
+    assert len(kept) == handle.steps(64) == 8
+
+
+def test_the_element_spec_is_known_before_reading(handle: Handle) -> None:
+    """The handle's element spec is what the pipeline has; a dict alone without a label."""
+    assert handle.to_tf(global_batch=8).element_spec == handle.element_spec
+    features, label = handle.element_spec
+    assert features["v"] == tf.TensorSpec((None, 2), "int16")
+    assert label.dtype == tf.int32
+    assert set(from_parquet(handle.root, features=["row"]).element_spec) == {"row"}
+
+
+@pytest.mark.parametrize(("world", "shuffle"), [(3, False), (2, True), (5, True)])
+def test_the_shares_of_the_workers_make_up_the_global_batches(handle: Handle, world: int, shuffle: bool) -> None:
+    """What the workers of a training read in a step is together what one process reads."""
+    whole = rows_of(handle.to_tf(global_batch=90, shuffle=shuffle, lanes=30))
+    shares = []
+    for rank in range(world):
+        with worker(rank, world):
+            shares.append(rows_of(handle.to_tf(global_batch=90, shuffle=shuffle, lanes=30)))
+            assert handle.steps(90) == len(whole)
+    assert [list(itertools.chain(*parts)) for parts in zip(*shares, strict=True)] == whole
+
+
+@pytest.mark.parametrize(
+    ("groups", "world", "batch"), [([10, 10, 1000], 2, 64), ([5], 4, 8), ([0, 3, 0, 1, 0, 2], 3, 4)]
+)
+def test_any_layout_of_row_groups_gives_every_worker_rows(
+    tmp_path: Path, groups: list[int], world: int, batch: int
+) -> None:
+    """Skewed, tiny and empty row groups: each row once, equally many steps, never an empty batch."""
+    handle = write(tmp_path, groups)
+    shares = []
+    for rank in range(world):
+        with worker(rank, world):
+            shares.append(rows_of(handle.to_tf(global_batch=batch)))
+    assert len({len(steps) for steps in shares}) == 1
+    assert all(rows for steps in shares for rows in steps)
+    assert sorted(row for steps in shares for rows in steps for row in rows) == list(range(sum(groups)))
+
+
+def test_fewer_rows_than_workers_are_refused_before_reading(tmp_path: Path) -> None:
+    """Three rows cannot feed four workers: refused when the pipeline is made, with both numbers."""
+    handle = write(tmp_path, [3])
+    with worker(0, 4), pytest.raises(ConfigError, match="4 workers, got 3 rows"):
+        handle.to_tf(global_batch=8)
+
+
+def test_each_full_iteration_is_the_next_epoch(handle: Handle) -> None:
+    """Iterations follow the epochs' orders; a stopped one does not count, one drawn by steps alone does."""
+    epochs = [rows_of(handle.to_tf(global_batch=200, epoch=e)) for e in range(4)]
+    assert epochs[0] != epochs[1]
+    dataset = handle.to_tf(global_batch=200)
+    assert len(dataset) == 3
+    for steps in (1, 2, 0):
+        assert rows_of(itertools.islice(dataset, steps)) == epochs[0][:steps]
+    assert rows_of(dataset) == epochs[0]
+    drawn = iter(dataset)
+    assert rows_of([next(drawn) for _ in range(3)]) == epochs[1]
+    assert rows_of(dataset) == epochs[2]
+    assert rows_of(handle.to_tf(global_batch=200, epoch=2)) == epochs[2]
+
+
+def test_repeat_is_one_stream_of_epochs(handle: Handle) -> None:
+    """The endless stream has the batches of epoch after epoch, and says that it is endless."""
+    stream = handle.to_tf(global_batch=200, repeat=True, epoch=1)
+    assert stream.cardinality() == tf.data.INFINITE_CARDINALITY
+    wanted = [b for e in (1, 2, 3) for b in rows_of(handle.to_tf(global_batch=200, epoch=e))]
+    assert rows_of(stream.take(9)) == wanted
+
+
+def test_drop_remainder_gives_full_batches_only(handle: Handle) -> None:
+    """500 rows in batches of 64 without the remainder: seven times 64."""
+    assert [len(rows) for rows in rows_of(handle.to_tf(global_batch=64, drop_remainder=True))] == [64] * 7
+    assert handle.steps(64, drop_remainder=True) == 7
+
+
+def test_shuffling_mixes_rows_from_all_over(tmp_path: Path) -> None:
+    """Batches of sorted rows have means near the overall mean, as a full shuffle would give."""
+    handle = write(tmp_path, [1000] * 24, features=["row"], nulls=None)
+    batches = rows_of(handle.to_tf(global_batch=240, shuffle=True))
+    means = np.array([np.mean(rows) for rows in batches])
+    ideal = 24000 / np.sqrt(12) / np.sqrt(240)
+    assert means.std() < 3 * ideal
+    first = np.array(batches[0])
+    assert abs(np.corrcoef(np.arange(len(first)), first)[0, 1]) < 0.9
+
+
+def test_small_pools_and_many_rounds_read_the_same_rows(handle: Handle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With memory for a few batches only, each row still comes once and is the same at each reading."""
+    monkeypatch.setattr("tfdist.data.reader.MIXED_BYTES", 2000)
+    first, second = (rows_of(handle.to_tf(global_batch=24)) for _ in range(2))
+    assert first == second
+    assert sorted(itertools.chain(*first)) == list(range(500))
+
+
+def test_keras_fits_the_pipeline_as_it_is(tmp_path: Path) -> None:
+    """model.fit and evaluate take the dataset of each epoch, text included, and are reproducible."""
+    import keras
+
+    handle = tiny_parquet(tmp_path, 300)
+    losses = []
+    for _ in range(2):
+        keras.utils.set_random_seed(0)
+        inputs = handle.schema.keras_inputs()
+        index = keras.layers.StringLookup(vocabulary=["red", "green", "blue"])(inputs["kind"])
+        parts = [keras.layers.Reshape((1,))(inputs[f"x{i}"]) for i in range(3)] + [keras.layers.Embedding(4, 2)(index)]
+        model = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(keras.layers.Concatenate()(parts)))
+        model.compile(keras.optimizers.Adam(0.1), "binary_crossentropy")
+        history = model.fit(handle.to_tf(global_batch=64), epochs=4, verbose=0).history["loss"]
+        losses.append([*history, model.evaluate(handle.to_tf(global_batch=64, shuffle=False), verbose=0)])
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < losses[0][0]
+
+
+def test_dirty_rows_are_named_while_reading(tmp_path: Path) -> None:
+    """A row of another length in a later row group stops the reading with column, row, row group and file."""
+    rows = pa.array([[1.0, 2.0]] * 40 + [[1.0], [1.0, 2.0, 3.0]] + [[1.0, 2.0]] * 8, pa.list_(pa.float64()))
+    pq.write_table(pa.table({"v": rows}), tmp_path / "part.parquet", row_group_size=25)
+    handle = from_parquet(tmp_path, dtypes={"v": "float64[2]"})
+    words = r"'v': expected arrays of length 2, got 1 in row 15.*row group 1 of .*part\.parquet"
+    with pytest.raises(tf.errors.OpError, match=words):
+        list(handle.to_tf(global_batch=10))
+
+
+def test_a_replaced_file_is_noticed(tmp_path: Path) -> None:
+    """Files that changed behind the handle's back are refused, not read."""
+    handle = write(tmp_path, [50, 50])
+    write(tmp_path, [50, 51])
+    with pytest.raises(tf.errors.OpError, match="the file was changed"):
+        list(handle.to_tf(global_batch=10))
+
+
+def test_replicas_of_one_worker_get_their_shares_in_turn() -> None:
+    """tf.distribute deals a worker's elements to its replicas one after another."""
+    parts = [tf.data.Dataset.from_tensor_slices([10 * i, 10 * i + 1]) for i in range(3)]
+    joined = one_after_another(parts)
+    assert [int(x) for x in joined] == [0, 10, 20, 1, 11, 21]
+    assert len(joined) == 6
+
+
+def draw_in_scope(handle: Handle) -> bytes:
+    """What one of two workers draws inside the strategy's scope, as JSON."""
+    from tfdist.strategies.builders import strategy_scope
+
+    with strategy_scope("multi_worker_mirrored"):
+        dataset = handle.to_tf(global_batch=200)
+        endless = handle.to_tf(global_batch=200, repeat=True)
+        peeked = rows_of(itertools.islice(dataset, 1))
+        first = rows_of(dataset)
+        drawn = iter(dataset)
+        second = rows_of([next(drawn) for _ in range(3)])
+        third = rows_of(dataset)
+        stream = rows_of(itertools.islice(endless, 9))
+    return json.dumps({"peeked": peeked, "epochs": first + second + third, "stream": stream}).encode()
+
+
+def test_in_the_scope_of_a_multi_worker_strategy_batches_are_distributed(handle: Handle) -> None:
+    """There to_tf gives a distributed dataset with the worker's share, epoch by epoch, a peek not counted."""
+    compute = ComputeConfig(slots=2, launcher="local", threads_per_worker=1)
+    program = dump_program(functools.partial(draw_in_scope, handle), "test")
+    results = launch(program, compute, launch_plan(compute, new_run_id(), results="all"), None, lambda event: None)
+    one, other = (json.loads(result) for result in results)
+    plain = [rows_of(handle.to_tf(global_batch=200, epoch=e)) for e in range(3)]
+    assert [a + b for a, b in zip(one["peeked"], other["peeked"], strict=True)] == plain[0][:1]
+    for drawn in ("epochs", "stream"):
+        assert [a + b for a, b in zip(one[drawn], other[drawn], strict=True)] == [batch for epoch in plain for batch in epoch]
