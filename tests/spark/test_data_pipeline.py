@@ -17,14 +17,13 @@ import pytest
 import tensorflow as tf
 
 from tfdist.cluster import WorkerContext, enter_training
-from tfdist.config import ComputeConfig
 from tfdist.data import Handle, from_parquet
 from tfdist.data.pipeline import one_after_another
 from tfdist.errors import ConfigError
+from tfdist.launch.local import LocalLauncher
 from tfdist.launch.program import dump_program
-from tfdist.launch.protocol import new_run_id
+from tfdist.launch.protocol import LaunchPlan, new_run_id
 from tfdist.testing import tiny_parquet
-from tfdist.train.driver import launch, launch_plan
 
 
 @contextmanager
@@ -224,24 +223,32 @@ def draw_in_scope(handle: Handle) -> bytes:
     from tfdist.strategies.builders import strategy_scope
 
     with strategy_scope("multi_worker_mirrored"):
-        dataset = handle.to_tf(global_batch=200)
-        endless = handle.to_tf(global_batch=200, repeat=True)
-        peeked = rows_of(itertools.islice(dataset, 1))
-        first = rows_of(dataset)
+        strategy = tf.distribute.get_strategy()
+        with pytest.raises(ConfigError, match="at least 8 steps, got 3"):
+            handle.to_tf(global_batch=200)
+        dataset = handle.to_tf(global_batch=60)
+        endless = handle.to_tf(global_batch=60, repeat=True)
+
+        def own(batches: Any) -> list[list[int]]:
+            local = strategy.experimental_local_results
+            return [local(features["row"])[0].numpy().tolist() for features, _ in batches]
+
+        peeked = own(itertools.islice(dataset, 1))
+        first = own(dataset)
         drawn = iter(dataset)
-        second = rows_of([next(drawn) for _ in range(3)])
-        third = rows_of(dataset)
-        stream = rows_of(itertools.islice(endless, 9))
+        second = own([next(drawn) for _ in range(9)])
+        third = own(dataset)
+        stream = own(itertools.islice(endless, 27))
     return json.dumps({"peeked": peeked, "epochs": first + second + third, "stream": stream}).encode()
 
 
 def test_in_the_scope_of_a_multi_worker_strategy_batches_are_distributed(handle: Handle) -> None:
     """There to_tf gives a distributed dataset with the worker's share, epoch by epoch, a peek not counted."""
-    compute = ComputeConfig(slots=2, launcher="local", threads_per_worker=1)
+    plan = LaunchPlan(new_run_id(), 2, 2, "multi_worker_mirrored", results="all", show_output="none")
     program = dump_program(functools.partial(draw_in_scope, handle), "test")
-    results = launch(program, compute, launch_plan(compute, new_run_id(), results="all"), None, lambda event: None)
+    results = LocalLauncher().launch(program, plan, lambda event: None)
     one, other = (json.loads(result) for result in results)
-    plain = [rows_of(handle.to_tf(global_batch=200, epoch=e)) for e in range(3)]
+    plain = [rows_of(handle.to_tf(global_batch=60, epoch=e)) for e in range(3)]
     assert [a + b for a, b in zip(one["peeked"], other["peeked"], strict=True)] == plain[0][:1]
     for drawn in ("epochs", "stream"):
-        assert [a + b for a, b in zip(one[drawn], other[drawn], strict=True)] == [batch for epoch in plain for batch in epoch]
+        assert [a + b for a, b in zip(one[drawn], other[drawn], strict=True)] == [*itertools.chain(*plain)]

@@ -101,7 +101,8 @@ class Handle:
             ``model.fit`` takes.
 
         Raises:
-            ConfigError: a setting is out of range, or there are fewer rows, or smaller batches, than workers.
+            ConfigError: a setting is out of range; there are fewer rows, or smaller batches, than workers; or a
+                shuffled epoch over several workers is too short to be told from the next (use ``repeat``).
         """
         _check_positive("global_batch", global_batch)
         if lanes is not None:

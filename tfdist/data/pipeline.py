@@ -14,8 +14,13 @@ from tfdist.cluster import worker_context
 from tfdist.data.reader import Block, Reading
 from tfdist.data.schema import Column, Schema
 from tfdist.data.shards import Share
+from tfdist.errors import ConfigError
 
 _AHEAD = 2  # batches; the reader works a round ahead by itself
+
+# tf.distribute draws up to four batches ahead of use, by a thread of its own. In a shorter epoch an iteration that was
+# stopped after one batch could look like a full one, on one worker and not on another.
+_FEWEST_STEPS = 8
 
 
 def element_spec(schema: Schema) -> Any:
@@ -43,16 +48,21 @@ def dataset(reading: Reading, epoch: int, repeat: bool) -> Any:
         context = worker_context()
         return _local(replace(reading, share=Share(context.rank, context.world_size)), epoch, repeat)
 
+    world = strategy.num_replicas_in_sync
+    steps = replace(reading, share=Share(0, world)).epoch(epoch).batches.steps
+    if reading.shuffle and not repeat and steps < _FEWEST_STEPS:
+        raise ConfigError(
+            f"to_tf: over several workers expected epochs of at least {_FEWEST_STEPS} steps, got {steps}, which "
+            "tf.distribute would take ahead of their use; say repeat=True and give model.fit "
+            f"steps_per_epoch={steps}, or make global_batch smaller"
+        )
+
     def make(context: Any) -> Any:
-        workers, replicas = context.num_input_pipelines, context.num_replicas_in_sync
-        each, rank = replicas // workers, context.input_pipeline_id
-        shares = [Share(rank * each + i, replicas) for i in range(each)]
+        each, rank = context.num_replicas_in_sync // context.num_input_pipelines, context.input_pipeline_id
+        shares = [Share(rank * each + i, context.num_replicas_in_sync) for i in range(each)]
         return one_after_another([_local(replace(reading, share=share), epoch, repeat) for share in shares])
 
-    # On CPU there is nowhere to fetch to, and a batch fetched ahead would count as used.
-    gpus = bool(tf.config.list_logical_devices("GPU"))
-    options = tf.distribute.InputOptions(experimental_fetch_to_device=gpus)
-    return strategy.distribute_datasets_from_function(make, options)
+    return strategy.distribute_datasets_from_function(make)
 
 
 def one_after_another(datasets: list[Any]) -> Any:
