@@ -198,7 +198,7 @@ def test_a_model_is_loaded_once_in_each_python_worker(spark: SparkSession, tmp_p
 
     def seen() -> dict[int, set[str]]:
         tfdist.score(frame, tmp_path / "m.keras").collect()
-        rows = spark.range(0, 8, 1, 8).mapInArrow(models_in_this_worker, "pid int, models array<string>").collect()
+        rows = spark.range(0, 8, 1, 8).mapInArrow(models_in_this_worker, "pid bigint, models array<string>").collect()
         return {row.pid: set(row.models) for row in rows}
 
     before, after = seen(), seen()

@@ -105,6 +105,7 @@ def write_job(folder: Path) -> Path:
         "tracking": {"uri": f"sqlite:///{folder / 'mlflow.db'}", "experiment": "submitted"},
         "output_dir": str(folder / "output"),
         "cache_dir": str(folder / "cache"),
+        "baselines": ["class_prior"],
     }
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump(job))
