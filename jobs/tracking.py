@@ -181,7 +181,7 @@ def _signature(schema: Schema) -> Any:
 
 
 def _versions(packages: tuple[str, ...]) -> dict[str, str]:
-    installed = {d.metadata["Name"].lower(): d.version for d in importlib.metadata.distributions()}
+    installed = {d.metadata["Name"].lower().replace("_", "-"): d.version for d in importlib.metadata.distributions()}
     return {name: installed[name] for name in packages if name in installed}
 
 

@@ -67,7 +67,8 @@ def test_a_run_holds_parameters_and_one_point_per_step(uri: str) -> None:
     assert stored.data.params["task.numeric"] == '["x"]'
     assert stored.data.params["compute.env.SERVICE_TOKEN"] == "(redacted)"
     assert stored.data.tags["team"] == "ours"
-    assert "version.keras" in stored.data.tags
+    assert {"version.keras", "version.pyspark"} < set(stored.data.tags)
+    assert {"version.tensorflow", "version.tensorflow-cpu"} & set(stored.data.tags)
     history = points(uri, stored.info.run_id, "loss")
     assert history == [(0, 1.0), (1, 0.5), (2, 1 / 3)]
     cpu = "system/worker-{}/cpu_utilization_percentage"
