@@ -99,6 +99,14 @@ def weighted_rows() -> Batches:
     return Batches((x, y, weights), GLOBAL_BATCH)
 
 
+def sequences() -> Batches:
+    """Codes of words, 0 is padding; some rows are all but padding, so that shares differ in their valid entries."""
+    random = np.random.default_rng(5)
+    x = random.integers(1, 7, size=(ROWS, 5)).astype("int64")
+    x[np.arange(5) >= random.integers(1, 6, size=(ROWS, 1))] = 0
+    return Batches((x, (x % 2).astype("float32")[..., None]), GLOBAL_BATCH)
+
+
 def _network(optimizer: Any, *, loss: Any = "binary_crossentropy", l2: float = 0.0, **compiled: Any) -> Any:
     import keras
 
@@ -165,6 +173,20 @@ def convolutional(optimizer: Any = None) -> Any:
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer or _sgd(learning_rate=0.05), loss=loss, metrics=["accuracy"])
+    return model
+
+
+def recurrent() -> Any:
+    import keras
+
+    layers = [
+        keras.Input((5,), dtype="int64"),
+        keras.layers.Embedding(7, 4, mask_zero=True),
+        keras.layers.LSTM(5, return_sequences=True),
+        keras.layers.Dense(1, activation="sigmoid"),
+    ]
+    model = keras.Sequential(layers)
+    model.compile(_adam(), loss="binary_crossentropy", metrics=["accuracy"])
     return model
 
 
@@ -341,6 +363,12 @@ def _sum_loss() -> Any:
     return keras.losses.MeanSquaredError(reduction="sum")
 
 
+def _mean_by_weights() -> Any:
+    import keras
+
+    return keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+
+
 CASES = (
     Case("tabular", tabular, table, validation=lambda: table(21), serves=True),
     Case("convolutional", convolutional, images, serves=True),
@@ -369,6 +397,8 @@ CASES = (
     Case("two-outputs", two_outputs, two_labels),
     Case("weighted-rows", lambda: _network(_sgd(), weighted_metrics=["mse"]), weighted_rows),
     Case("sum-of-losses", lambda: _network(_sgd(learning_rate=0.01), loss=_sum_loss(), l2=0.1), vectors),
+    Case("mean-by-weights", lambda: _network(_sgd(), loss=_mean_by_weights()), weighted_rows),
+    Case("masked-sequences", recurrent, sequences),
     Case("one-number-loss", lambda: _network(_sgd(), loss=_mean_loss), vectors),
     Case("built-late", built_late, vectors),
     Case("own-step", own_step, vectors),

@@ -51,8 +51,13 @@ class Step:
     def mean_weight(self) -> Any:
         """Mean of the weights over replicas, [] float32; takes a collective of one number, once a step."""
         if self._all_rows is None:
-            self._all_rows = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, self.rows)
+            self._all_rows = sum_over_replicas(self.rows)
         return self._all_rows / (self.reference * self.replicas)
+
+
+def sum_over_replicas(value: Any) -> Any:
+    """Sum of a tensor over replicas, in replica context."""
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
 
 
 class _Current(threading.local):
