@@ -12,6 +12,7 @@ from tfdist.data import Schema
 from tfdist.data.schema import Column
 from tfdist.errors import ConfigError, DataError, UnsupportedVersionError
 from tfdist.launch import preflight
+from tfdist.strategies.versions import check_keras_version
 
 from .runner import null_policies, prepared_parts
 from .source import null_problems
@@ -62,12 +63,13 @@ def _row(column: Column, schema: Schema) -> ColumnRow:
 
 
 def _version_problems(spec: JobSpec) -> list[str]:
-    missing = [name for name in ("tensorflow", "mlflow", "matplotlib") if find_spec(name) is None]
-    problems = [f"{name}: expected to be installed, found nothing; pip install {name}" for name in missing]
-    if "tensorflow" not in missing and spec.compute.strategy_in_force != "single":
-        # Imports TensorFlow, so not at the top: the other checks must work without it.
-        from tfdist.strategies.keras_compat import check_keras_version
-
+    needed = ("tensorflow", "mlflow", "matplotlib")
+    problems = [
+        f"{name}: expected to be installed, found nothing; pip install {name}"
+        for name in needed
+        if find_spec(name) is None
+    ]
+    if spec.compute.strategy_in_force != "single":
         try:
             check_keras_version(version("keras"))
         except UnsupportedVersionError as error:

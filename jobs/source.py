@@ -16,7 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from tfdist.data.footers import default_cache_dir
 from tfdist.errors import ConfigError
 
-from .spec import JobSpec, Source, nearest
+from .spec import JobSpec, Source
+from .validation import nearest
 
 
 @dataclass(frozen=True)

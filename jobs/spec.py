@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import json
-import re
-import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from tfdist.config import ComputeConfig, FitConfig
 from tfdist.errors import ConfigError
 
+from .document import dump, override, read
+from .validation import nearest, validated
+
 Scalar = str | int | float | bool
 NullPolicy = Literal["error", "drop", "mask"]
-Place = tuple[str | int, ...]
 Baseline = Literal["class_prior", "logistic_regression"]
-
-
-_KINDS = {
-    "string_type": "text",
-    "int_type": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "bool_type": "true or false",
-    "none_required": "nothing",
-    "list_type": "a list",
-    "dict_type": "keys and values",
-    "model_type": "keys and values",
-    "dataclass_type": "keys and values",
-    "path_type": "text",
-}
 
 
 class Section(BaseModel):
@@ -262,219 +244,20 @@ class JobSpec(Section):
         Raises:
             ConfigError: the file cannot be read or something in it is wrong; ``problems`` holds every problem.
         """
-        path = Path(path)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{path}: expected a readable job file, got: {error.strerror}") from error
-        raw = _load(text, str(path))
-        if not isinstance(raw, dict):
-            raise ConfigError(f"{path}: expected keys and values, got {_type_name(raw)}")
-        problems = [problem for text in overrides if (problem := _override(raw, text))]
-        spec, found = check(raw)
+        raw = read(Path(path))
+        problems = [problem for text in overrides if (problem := override(raw, text, JobSpec))]
+        spec, found = validated(JobSpec, raw)
         if spec is None or problems:
             raise ConfigError([*problems, *found])
         return spec
 
     def to_yaml(self) -> str:
         """The job as YAML that :meth:`from_yaml` reads back to an equal spec."""
-        return yaml.dump(self.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+        return dump(self.model_dump(mode="json"))
 
     def flat(self) -> dict[str, str]:
         """Every setting as dotted name to text, for the parameters of a run."""
         return dict(_flatten("", self.model_dump(mode="json")))
-
-
-def check(raw: Mapping[str, Any]) -> tuple[JobSpec | None, list[str]]:
-    """Validate the contents of a job file.
-
-    Returns:
-        The spec, or None with every problem found. A section is checked again without its wrong values, so that rules
-        over several values are not hidden by one wrong value.
-    """
-    rest = json.loads(json.dumps(raw, default=str))
-    problems: dict[str, None] = {}
-    removed: set[Place] = set()
-    while True:
-        try:
-            # JSON mode, because there strict means strict, yet a list may still become a tuple and text a path.
-            spec = JobSpec.model_validate_json(json.dumps(rest), strict=True)
-        except ValidationError as error:
-            wrong: dict[Place, list[Any]] = {}
-            for item in error.errors():
-                wrong.setdefault(_place(item, rest), []).append(item)
-        else:
-            return (None if problems else spec), list(problems)
-        found = {place: items for place, items in wrong.items() if place not in removed}
-        for place, items in found.items():
-            problems.update(dict.fromkeys(_describe(place, items)))
-        removed.update(found)
-        # From the end, so that the numbers of a list's remaining elements stay what they were.
-        gone = [_remove(rest, place) for place in sorted(found, key=_sort_key, reverse=True)]
-        if not any(gone):
-            return None, list(problems)
-
-
-def _place(item: Mapping[str, Any], raw: Any) -> Place:
-    """Location of a pydantic error in the file: keys and list positions, without pydantic's marks of union members."""
-    place: list[str | int] = []
-    for number, part in enumerate(item["loc"]):
-        if (isinstance(raw, dict) and part in raw) or (isinstance(raw, list) and isinstance(part, int)):
-            raw = raw[part]
-        elif not (item["type"] in ("missing", "missing_argument") and number == len(item["loc"]) - 1):
-            continue
-        place.append(part)
-    return tuple(place)
-
-
-def _sort_key(place: Place) -> list[tuple[str, int]]:
-    return [("", part) if isinstance(part, int) else (part, 0) for part in place]
-
-
-def _describe(place: Place, items: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The problem texts of what pydantic found wrong at one place; several are the members of one union."""
-    dotted, kind, got = ".".join(map(str, place)), items[0]["type"], items[0]["input"]
-    cause = items[0].get("ctx", {}).get("error")
-    if isinstance(cause, ConfigError):
-        return list(cause.problems)
-    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        known = _names_at(place[:-1])
-        return [f"{dotted}: expected one of {', '.join(known)}, got an unknown key{nearest(str(place[-1]), known)}"]
-    if kind in ("missing", "missing_argument"):
-        return [f"{dotted}: expected a value, got nothing; this key is required"]
-    wanted = " or ".join(dict.fromkeys(_wanted(item) for item in items))
-    choices = re.findall("'([^']*)'", wanted) if kind == "literal_error" else []
-    return [f"{dotted}: expected {wanted}, got {_shown(got)}{nearest(str(got), choices)}"]
-
-
-def _wanted(item: Mapping[str, Any]) -> str:
-    kind, limits = item["type"], item.get("ctx", {})
-    if kind in _KINDS:
-        return _KINDS[kind]
-    if kind == "string_pattern_mismatch":
-        return f"text of the form {limits['pattern']}"
-    if kind == "too_short":
-        return f"a list of at least {limits['min_length']}"
-    message = str(item["msg"])
-    return re.sub("^input should be ", "", message[0].lower() + message[1:])
-
-
-def _names_at(place: Place) -> list[str]:
-    """The keys that are valid at a place of a job file."""
-    section: Any = JobSpec
-    for part in place:
-        hints = typing.get_type_hints(section)
-        # A key that is no field's name is a key of the user's own (a column), inside the section already found.
-        section = _section_in(hints[part]) if part in hints else section
-    if dataclasses.is_dataclass(section):
-        return [f.name for f in dataclasses.fields(section)]
-    return list(section.model_fields)
-
-
-def _section_in(hint: Any) -> Any:
-    """The model or dataclass that a type hint speaks of, also inside dict, list and unions."""
-    if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or issubclass(hint, Section)):
-        return hint
-    return next(filter(None, map(_section_in, typing.get_args(hint))), None)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` for the known name closest to ``name``, or nothing."""
-    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _type_name(value: Any) -> str:
-    return {list: "a list", str: "text", type(None): "nothing"}.get(type(value), type(value).__name__)
-
-
-def _remove(raw: Any, place: Place) -> bool:
-    """Take the value at ``place`` out of ``raw``; whether there was one."""
-    if not place:
-        return False
-    *parents, last = place
-    for part in parents:
-        inside = part in raw if isinstance(raw, dict) else isinstance(raw, list) and part in range(len(raw))
-        if not inside:
-            return False
-        raw = raw[part]
-    if isinstance(raw, dict):
-        return raw.pop(str(last), raw) is not raw
-    if isinstance(raw, list) and isinstance(last, int) and last < len(raw):
-        del raw[last]
-        return True
-    return False
-
-
-def _override(raw: dict[str, Any], text: str) -> str | None:
-    """Apply ``a.b=value`` to ``raw``; returns the problem, if there is one."""
-    dotted, equals, value = text.partition("=")
-    parts = _split_place(dotted.strip())
-    if not equals or not all(parts):
-        return f"--set {text}: expected a.b=value, got {text!r}"
-    at = raw
-    for depth, part in enumerate(parts[:-1]):
-        below = at.setdefault(part, {})
-        if not isinstance(below, dict):
-            return f"--set {text}: expected a section at {'.'.join(parts[: depth + 1])}, got {_shown(below)}"
-        at = below
-    try:
-        at[parts[-1]] = _load(value, f"--set {text}")
-    except ConfigError as error:
-        return str(error)
-    return None
-
-
-def _split_place(dotted: str) -> list[str]:
-    """The keys of a dotted place; in a map with keys of the user's own (``spark.conf``) the rest is one key."""
-    parts, section = dotted.split("."), JobSpec
-    for depth, part in enumerate(parts):
-        hint = typing.get_type_hints(section).get(part)
-        if typing.get_origin(hint) in (dict, Mapping):
-            return [*parts[: depth + 1], *filter(None, [".".join(parts[depth + 1 :])])]
-        section = _section_in(hint)
-        if section is None:
-            break
-    return parts
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML with two repairs: a key given twice is an error, and ``1e-3`` is a number (YAML 1.1 reads it as text)."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is given twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep=deep)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes the texts that :class:`_Loader` would read as numbers."""
-
-
-for _side in (_Loader, _Dumper):
-    _side.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-    )
-
-
-def _load(text: str, where: str) -> Any:
-    try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506  (_Loader is a SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f"{where}: line {mark.line + 1}, column {mark.column + 1}" if mark is not None else where
-        raise ConfigError(f"{place}: expected YAML, got: {error.problem}") from error
 
 
 def _flatten(prefix: str, value: Any) -> list[tuple[str, str]]:

@@ -11,7 +11,8 @@ import tfdist_jobs
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tfdist_jobs.spec import Fill, JobSpec, Prepare, Source, Spark, Split, Tabular, Tracking, check
+from tfdist_jobs.spec import Fill, JobSpec, Prepare, Source, Spark, Split, Tabular, Tracking
+from tfdist_jobs.validation import validated
 
 from tfdist.config import ComputeConfig, FitConfig
 from tfdist.errors import ConfigError
@@ -81,7 +82,7 @@ def test_a_spec_survives_its_yaml(tmp_path_factory: pytest.TempPathFactory, spec
 
 
 def problems_of(changes: dict[str, Any]) -> list[str]:
-    spec, problems = check({**SMALL, **changes})
+    spec, problems = validated(JobSpec, {**SMALL, **changes})
     assert spec is None
     return problems
 
@@ -230,7 +231,7 @@ def test_numbers_with_an_exponent_are_numbers(tmp_path: Path) -> None:
 
 def test_flat_names_every_setting() -> None:
     """The parameters of a run hold each setting once, under its dotted name, as text."""
-    spec, _ = check(SMALL)
+    spec, _ = validated(JobSpec, SMALL)
     assert spec is not None
     flat = spec.flat()
     assert flat["task.numeric"] == '["x"]'

@@ -11,8 +11,9 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run as StoredRun
 from tfdist_jobs.report import training_curve
-from tfdist_jobs.spec import JobSpec, check
+from tfdist_jobs.spec import JobSpec
 from tfdist_jobs.tracking import tracked_run
+from tfdist_jobs.validation import validated
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,8 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def spec_for(uri: str, experiment: str, **changes: Any) -> JobSpec:
-    spec, problems = check(
+    spec, problems = validated(
+        JobSpec,
         {
             "name": "small",
             "source": {"table": "rows"},
@@ -32,7 +34,7 @@ def spec_for(uri: str, experiment: str, **changes: Any) -> JobSpec:
             "task": {"label": "y", "numeric": ["x"]},
             "tracking": {"uri": uri, "experiment": experiment, "tags": {"team": "ours"}},
             **changes,
-        }
+        },
     )
     assert spec is not None, problems
     return spec
