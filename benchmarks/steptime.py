@@ -85,7 +85,7 @@ def train_bare(path: str, batch: int, width: int, steps: int) -> list[float]:
     with strategy_scope("multi_worker_mirrored", threads=1, seed=1):
         batches = tf.data.Dataset.from_tensor_slices((columns, label)).repeat().prefetch(2)
         data = tf.distribute.get_strategy().distribute_datasets_from_function(lambda _: batches)
-        build(width).fit(data, steps_per_epoch=steps, callbacks=[timer(seconds.extend)], verbose=0)
+        build(width).fit(data, steps_per_epoch=steps, callbacks=[timer(seconds.extend)], shuffle=False, verbose=0)
     return seconds
 
 
