@@ -23,7 +23,7 @@ MIXED_BYTES = 16 * 2**20
 """Memory of the rows that are mixed with each other, over all lanes and workers."""
 
 IN_ORDER_BYTES = 4 * 2**20
-"""Memory of the rows that are read together in the order of the source."""
+"""Most memory of the rows that are read together in the order of the source; a row group at most."""
 
 _OPEN_FILES = 16
 _ALIGNMENT = 64  # TensorFlow takes over arrays at such addresses and copies others
@@ -61,13 +61,18 @@ class Reading:
             ConfigError: there are fewer rows, or smaller batches, than workers.
         """
         manifest, world = self.manifest, self.share.world
-        together = MIXED_BYTES if self.shuffle else IN_ORDER_BYTES
+        groups = tuple(rows for f in manifest.fragments for rows in f.row_groups)
+        if self.shuffle:
+            together = MIXED_BYTES // manifest.row_bytes
+        else:
+            # Rows of one row group need no copy to lie after one another.
+            together = min(IN_ORDER_BYTES // manifest.row_bytes, max(groups, default=0))
         lanes = lane_count(world, self.global_batch) if self.shuffle else 1
         return Epoch(
-            groups=tuple(rows for f in manifest.fragments for rows in f.row_groups),
+            groups=groups,
             batches=plan_batches(manifest.rows, self.global_batch, world, self.drop_remainder),
             lanes=self.lanes or lanes,
-            steps_per_round=max(1, together // (manifest.row_bytes * self.global_batch)),
+            steps_per_round=max(1, together // self.global_batch),
             share=self.share,
             seed=self.seed,
             epoch=number,
@@ -205,13 +210,16 @@ def _one_code(values: dict[int, Any]) -> tuple[dict[int, np.ndarray], np.ndarray
 
 
 def _mixed(planned: Round, values: dict[int, np.ndarray]) -> list[np.ndarray]:
-    """One tensor of a round's blocks, each ``[steps, rows, *shape]``, in memory of its own."""
+    """One tensor of a round's blocks, each ``[steps, rows, *shape]``.
+
+    A block may be a view of a row group: the pipeline cuts batches out of it by copying, so nobody writes to it.
+    """
     some = next(iter(values.values()))
     out: list[np.ndarray | None] = [None] * len(planned.blocks)
     for pool in planned.pools:
         parts = [values[p.group][p.start : p.stop] for p in pool.pieces]
         whole = pool.order is None and len(planned.pools) == 1
-        rows = _joined(parts) if whole or len(parts) > 1 else parts[0]
+        rows = _joined(parts) if len(parts) > 1 else parts[0]
         for take in pool.takes:
             shape = planned.blocks[take.block]
             end = take.offset + take.count * take.width
@@ -232,7 +240,7 @@ def _mixed(planned: Round, values: dict[int, np.ndarray]) -> list[np.ndarray]:
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """The parts after one another in new memory: views of a row group are Arrow's, and TensorFlow must own its own."""
+    """The parts after one another, in new memory."""
     out = _aligned((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].dtype)
     return np.concatenate(parts, out=out)
 
