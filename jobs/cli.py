@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -20,9 +19,11 @@ import tfdist
 from tfdist.environ import adopt
 from tfdist.errors import ConfigError, DataError, TfdistError, UnsupportedVersionError, WorkerError
 
+from .interruption import interrupt_on_sigterm, was_interrupted
 from .spec import JobSpec
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+_INTERRUPTED = "interrupted; the workers were ended"
 
 app = typer.Typer(
     add_completion=False,
@@ -81,8 +82,7 @@ def main() -> None:
     """The console entry."""
     # TensorFlow writes pages about the processor to standard error, in this process and in the workers.
     adopt({name: os.environ.get(name, value) for name, value in {"TF_CPP_MIN_LOG_LEVEL": "2"}.items()})
-    # A scheduler ends a job with SIGTERM: as after Ctrl-C, the workers are ended and the run is closed.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupt_on_sigterm()
     app(prog_name="tfdist")
 
 
@@ -92,7 +92,7 @@ def _errors_as_sentences(show_traceback: bool) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _complain("interrupted; the workers were ended", show_traceback)
+        _complain(_INTERRUPTED, show_traceback)
         raise typer.Exit(INTERRUPTED) from None
     except (ConfigError, DataError, UnsupportedVersionError) as error:
         _complain(str(error), show_traceback)
@@ -106,6 +106,9 @@ def _errors_as_sentences(show_traceback: bool) -> Iterator[None]:
         _complain(str(error), show_traceback)
         raise typer.Exit(FAILED) from None
     except Exception as error:  # noqa: BLE001  the last stop: reported, and an exit code
+        if was_interrupted(error):
+            _complain(_INTERRUPTED, show_traceback)
+            raise typer.Exit(INTERRUPTED) from None
         _complain(f"{type(error).__name__}: {error}\n(run again with --traceback to see where)", show_traceback)
         raise typer.Exit(FAILED) from None
 

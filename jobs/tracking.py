@@ -18,6 +18,7 @@ import tfdist
 from tfdist.data import Schema
 from tfdist.environ import scoped_environ
 
+from .interruption import was_interrupted
 from .spec import JobSpec
 
 # Spark's own rule for what must not be shown (spark.redaction.regex).
@@ -150,10 +151,10 @@ def tracked_run(spec: JobSpec) -> Iterator[Run]:
                 run = Run(mlflow.MlflowClient(), started.info.run_id, experiment.name, spec.tracking.uri)
                 mlflow.log_params({k: "(redacted)" if _SECRET.search(k) else v for k, v in spec.flat().items()})
                 yield run
-            except KeyboardInterrupt:
-                mlflow.end_run("KILLED")
-                raise
             except BaseException as error:
+                if was_interrupted(error):
+                    mlflow.end_run("KILLED")
+                    raise
                 mlflow.set_tag("tfdist.error", f"{type(error).__name__}: {error}"[:4000])
                 mlflow.end_run("FAILED")
                 raise

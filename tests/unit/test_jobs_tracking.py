@@ -113,6 +113,17 @@ def test_an_interrupted_job_leaves_a_killed_run(uri: str) -> None:
     assert mlflow.get_tracking_uri() == before
 
 
+def test_an_interruption_inside_a_call_to_spark_is_one_too(uri: str) -> None:
+    """An error that came of Ctrl-C, as from a connection that was open, ends the run as KILLED and not as FAILED."""
+    with pytest.raises(ConnectionError), tracked_run(spec_for(uri, "killed inside")):
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as interruption:
+            raise ConnectionError("answer is empty") from interruption
+    (stored,) = runs(uri, "killed inside")
+    assert stored.info.status == "KILLED"
+
+
 def test_the_training_curve_is_a_picture_with_a_panel_per_metric(uri: str, tmp_path: Path) -> None:
     """Each metric has a panel with its training and validation curve and labelled axes; the run keeps the PNG."""
     figure = training_curve(
