@@ -122,6 +122,7 @@ def test_spark_submit_runs_the_job_on_two_workers_of_a_cluster(standalone_cluste
         *(ROOT / "jobs" / "run_job.py", write_job(tmp_path), "--set", "fit.epochs=6"),
     ]
     environ = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    before = {p.pid for p in psutil.Process().children(recursive=True)}  # of other tests: a session, a warm parent
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert (tmp_path / "output" / "model" / "model.keras").exists()
@@ -134,7 +135,8 @@ def test_spark_submit_runs_the_job_on_two_workers_of_a_cluster(standalone_cluste
     assert run.data.metrics["test_auc"] > 0.9
     assert [m.step for m in client.get_metric_history(run.info.run_id, "loss")] == list(range(6))
 
-    left = [p for p in psutil.Process().children(recursive=True) if _runs_python_for_spark(p)]
+    now = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
+    left = [p for p in now if _runs_python_for_spark(p)]
     assert not psutil.wait_procs(left, timeout=30)[1]
 
 
