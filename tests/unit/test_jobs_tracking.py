@@ -115,11 +115,15 @@ def test_an_interrupted_job_leaves_a_killed_run(uri: str) -> None:
 
 def test_an_interruption_inside_a_call_to_spark_is_one_too(uri: str) -> None:
     """An error that came of Ctrl-C, as from a connection that was open, ends the run as KILLED and not as FAILED."""
-    with pytest.raises(ConnectionError), tracked_run(spec_for(uri, "killed inside")):
+
+    def fail() -> None:
         try:
             raise KeyboardInterrupt
         except KeyboardInterrupt as interruption:
             raise ConnectionError("answer is empty") from interruption
+
+    with pytest.raises(ConnectionError), tracked_run(spec_for(uri, "killed inside")):
+        fail()
     (stored,) = runs(uri, "killed inside")
     assert stored.info.status == "KILLED"
 
