@@ -139,7 +139,7 @@ def tracked_run(spec: JobSpec) -> Iterator[Run]:
         import mlflow
 
         # MLflow tells each migration of a new store, and each run's address, on standard error.
-        for name in ("mlflow", "alembic"):
+        for name in ("mlflow", "mlflow.store.db.utils", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
         before = mlflow.get_tracking_uri()
         mlflow.set_tracking_uri(spec.tracking.uri)
