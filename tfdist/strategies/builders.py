@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -112,7 +113,17 @@ def strategy_scope(name: str, *, threads: int | None = None, seed: int | None = 
         The ``tf.distribute.Strategy``.
     """
     strategy = build(name, threads=threads)
-    with keras_corrections(strategy), strategy.scope():
-        if seed is not None:
-            seed_everything(seed, worker_context().rank)
-        yield strategy
+    logger = logging.getLogger("tensorflow")
+    logger.addFilter(_tells_something)
+    try:
+        with keras_corrections(strategy), strategy.scope():
+            if seed is not None:
+                seed_everything(seed, worker_context().rank)
+            yield strategy
+    finally:
+        logger.removeFilter(_tells_something)
+
+
+def _tells_something(record: logging.LogRecord) -> bool:
+    # Metrics are summed over workers outside of a compiled step once an epoch, and TensorFlow warns of its cost.
+    return "eagerly has significant overhead" not in record.getMessage()

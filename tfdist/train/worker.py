@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import time
 from itertools import pairwise
 from typing import Any
@@ -26,7 +25,6 @@ def fit_on_worker(task: FitTask) -> dict[str, Any]:
     worker, fit = worker_context(), task.fit
     if worker.is_chief:
         check_announced(task.output_dir, worker.run_id)
-    logging.getLogger("tensorflow").addFilter(_tells_something)
     clock = [time.perf_counter()]
     with strategy_scope(worker.strategy, threads=task.compute.threads_per_worker, seed=fit.seed):
         share: dict[str, Any] = {"repeat": True, "seed": fit.seed}
@@ -58,11 +56,6 @@ def fit_on_worker(task: FitTask) -> dict[str, Any]:
         "epoch_seconds": events.epoch_seconds,
         "seconds": dict(zip(("build", "train", "save"), (b - a for a, b in pairwise(clock)), strict=True)),
     }
-
-
-def _tells_something(record: logging.LogRecord) -> bool:
-    # Metrics are summed over workers outside of a compiled step once an epoch, and TensorFlow warns of its cost.
-    return "eagerly has significant overhead" not in record.getMessage()
 
 
 def _digest(model: Any) -> str:
