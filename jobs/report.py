@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -122,7 +125,16 @@ def ui_command(tracking_uri: str) -> str:
         return tracking_uri
     if tracking_uri == "databricks":
         return "the experiment's page in the Databricks workspace"
-    return f"mlflow ui --backend-store-uri {tracking_uri}"
+    return f"{_command('mlflow')} ui --backend-store-uri {tracking_uri}"
+
+
+def _command(name: str) -> str:
+    """A command of this environment as it can be typed here, also where the environment is not activated."""
+    path = Path(sys.prefix, "bin", name)
+    if not path.is_file():
+        return name
+    here = Path.cwd()
+    return shlex.quote(str(path.relative_to(here) if path.is_relative_to(here) else path))
 
 
 def _number(value: float) -> str:

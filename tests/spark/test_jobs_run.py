@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,7 @@ def test_a_job_shows_its_epochs_and_sums_up(done: Done) -> None:
         assert text in done.output
     assert str(done.folder / "output" / "model" / "model.keras") in done.output
     assert done.run.info.run_id in done.output
-    assert "mlflow ui --backend-store-uri sqlite:///mlflow.db" in done.output
+    assert f"{Path(sys.prefix, 'bin', 'mlflow')} ui --backend-store-uri sqlite:///mlflow.db" in done.output
 
 
 def test_a_job_is_one_finished_run_with_one_point_per_step(done: Done) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -14,6 +15,7 @@ import pyarrow as pa
 
 from tfdist.data.columns import batch_from_arrow, rows_kept
 from tfdist.data.schema import Schema
+from tfdist.environ import scoped_environ
 
 Predict = Callable[[Mapping[str, np.ndarray]], np.ndarray]
 """Tensors by name, each ``[rows, *shape]``, to predictions ``[rows]`` or ``[rows, width]``."""
@@ -111,8 +113,10 @@ def load(model: ModelFile) -> Predict:
 
 
 def _load(file: ModelFile) -> Predict:
-    import keras
-    import tensorflow as tf
+    quiet = {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")}  # read at import
+    with scoped_environ(quiet):
+        import keras
+        import tensorflow as tf
 
     with suppress(RuntimeError):  # TensorFlow already runs in this process, as somebody else set it up
         # Spark runs one Python worker per core, and schedules no GPU for it.
