@@ -44,10 +44,10 @@ def raw_scan(handle: Handle) -> int:
 
 def reader(handle: Handle, batch: int, shuffle: bool) -> int:
     """The part before TensorFlow."""
-    from tfdist.data.reader import Reading
+    from tfdist.data.reader import Blocks, Reading
 
-    blocks = Reading(handle.manifest, batch, shuffle=shuffle).blocks(0, 0)
-    return sum(block[-1].shape[0] * block[-1].shape[1] for block in blocks)
+    blocks = Blocks(Reading(handle.manifest, batch, shuffle=shuffle), 0)
+    return sum(blocks[i][-1].size for i in range(len(blocks)))
 
 
 def pipeline(handle: Handle, batch: int, shuffle: bool) -> int:

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdist.cluster import WorkerContext, enter_training
 from tfdist.data import Handle, from_parquet
 from tfdist.data.pipeline import one_after_another
+from tfdist.data.reader import _RowGroups
 from tfdist.errors import ConfigError
 from tfdist.launch.local import LocalLauncher
 from tfdist.launch.program import dump_program
@@ -146,6 +147,47 @@ def test_repeat_is_one_stream_of_epochs(handle: Handle) -> None:
     assert stream.cardinality() == tf.data.INFINITE_CARDINALITY
     wanted = [b for e in (1, 2, 3) for b in rows_of(handle.to_tf(global_batch=200, epoch=e))]
     assert rows_of(stream.take(9)) == wanted
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_an_epoch_can_be_begun_at_any_step(handle: Handle, shuffle: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From each step on the batches are those of a whole run, then come the next epochs; earlier rows are not read."""
+    monkeypatch.setattr("tfdist.data.reader.MIXED_BYTES", 4000)
+    monkeypatch.setattr("tfdist.data.reader.IN_ORDER_BYTES", 4000)
+    settings: dict[str, Any] = {"global_batch": 30, "shuffle": shuffle}
+    epochs = [rows_of(handle.to_tf(epoch=e, **settings)) for e in (1, 2, 3)]
+    for step in range(handle.steps(30)):
+        resumed = handle.to_tf(epoch=1, start_step=step, **settings)
+        assert rows_of(resumed) == epochs[0][step:]
+        assert rows_of(resumed) == epochs[1]
+        stream = handle.to_tf(epoch=1, start_step=step, repeat=True, **settings)
+        assert rows_of(stream.take(20)) == list(itertools.chain(*epochs))[step : step + 20]
+    with pytest.raises(ConfigError, match="a step of an epoch of 17, got 17"):
+        handle.to_tf(start_step=17, **settings)
+    read = read_groups(monkeypatch)
+    assert rows_of(handle.to_tf(start_step=16, global_batch=30, shuffle=False)) == [[*range(480, 500)]]
+    assert set(read) == {5}
+
+
+def read_groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the row groups that are read from here on."""
+    read: list[int] = []
+    original = _RowGroups._read
+
+    def noting(self: _RowGroups, group: int) -> Any:
+        read.append(group)
+        return original(self, group)
+
+    monkeypatch.setattr(_RowGroups, "_read", noting)
+    return read
+
+
+def test_iterations_side_by_side_do_not_disturb_each_other(handle: Handle) -> None:
+    """More iterators over one dataset than it keeps open, drawn in turn, each give the whole epoch."""
+    dataset = handle.to_tf(global_batch=30)
+    wanted = rows_of(handle.to_tf(global_batch=30))
+    drawn = [rows_of(step) for step in zip(*(iter(dataset) for _ in range(7)), strict=True)]
+    assert [list(rows) for rows in zip(*drawn, strict=True)] == [wanted] * 7
 
 
 def test_drop_remainder_gives_full_batches_only(handle: Handle) -> None:

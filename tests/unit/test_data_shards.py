@@ -35,7 +35,7 @@ def batches_of(epoch: Epoch) -> list[list[int]]:
     """The rows of each step of one worker, as numbers in the order of the source."""
     starts = np.concatenate([[0], np.cumsum(epoch.groups)])
     steps: list[list[int]] = []
-    for planned in epoch.rounds_from():
+    for planned in map(epoch.round, range(epoch.rounds)):
         blocks = [np.full(shape, -1) for shape in planned.blocks]
         for pool in planned.pools:
             rows = np.concatenate([np.arange(starts[p.group] + p.start, starts[p.group] + p.stop) for p in pool.pieces])
@@ -86,12 +86,21 @@ def test_any_number_of_workers_sees_the_same_global_batches(groups: list[int], b
 
 @given(GROUPS, BATCH, WORKERS, st.booleans())
 def test_the_order_is_a_function_of_seed_and_epoch(groups: list[int], batch: int, world: int, shuffle: bool) -> None:
-    """The same seed and epoch give the same order; a round can be computed without those before it."""
+    """The same seed and epoch give the same order, to every process that computes it."""
     assume(sum(groups) >= world and batch >= world)
     epoch = make_epoch(groups, batch, world, shuffle=shuffle)
     assert batches_of(epoch) == batches_of(replace(epoch))
-    last = epoch.rounds - 1
-    assert next(epoch.rounds_from(last)).blocks == epoch.round(last).blocks
+
+
+@given(GROUPS, BATCH, WORKERS, st.integers(1, 5))
+def test_each_step_is_found_in_its_block(groups: list[int], batch: int, world: int, per_round: int) -> None:
+    """Blocks are numbered through all rounds, and each step and each block is found by its number."""
+    assume(sum(groups) >= world and batch >= world)
+    epoch = make_epoch(groups, batch, world, per_round=per_round)
+    blocks = [(r, place) for r in range(epoch.rounds) for place in range(len(epoch.round(r).blocks))]
+    assert [epoch.round_of(block) for block in range(epoch.blocks)] == blocks
+    steps = [(b, k) for b, (r, place) in enumerate(blocks) for k in range(epoch.round(r).blocks[place][0])]
+    assert [epoch.block_at(step) for step in range(epoch.batches.steps)] == steps
 
 
 def test_another_seed_and_another_epoch_are_another_order() -> None:
@@ -126,7 +135,7 @@ def test_a_row_group_is_given_up_exactly_after_its_last_use(
         epoch = replace(make_epoch(groups, batch, world, shuffle=shuffle, per_round=2), share=Share(rank, world))
         done: set[int] = set()
         used: set[int] = set()
-        for planned in epoch.rounds_from():
+        for planned in map(epoch.round, range(epoch.rounds)):
             now = {p.group for pool in planned.pools for p in pool.pieces}
             assert not now & done
             used |= now
@@ -151,7 +160,7 @@ def test_a_worker_in_twelve_lanes_reads_no_row_of_another() -> None:
     epoch = make_epoch([100] * 12, 120, 4)
     for rank in range(4):
         mine = replace(epoch, share=Share(rank, 4))
-        read = sum(pool.rows for planned in mine.rounds_from() for pool in planned.pools)
+        read = sum(pool.rows for planned in map(mine.round, range(mine.rounds)) for pool in planned.pools)
         assert read == sum(len(rows) for rows in batches_of(mine)) == 300
 
 

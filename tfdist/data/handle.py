@@ -77,6 +77,7 @@ class Handle:
         shuffle: bool = True,
         seed: int = 0,
         epoch: int = 0,
+        start_step: int = 0,
         repeat: bool = False,
         drop_remainder: bool = False,
         lanes: int | None = None,
@@ -91,6 +92,8 @@ class Handle:
             shuffle: mix the rows anew each epoch; False keeps the order of the source.
             seed: of the order.
             epoch: number of the first epoch, which decides its order.
+            start_step: step of that epoch to begin with, as if those before it had been taken; at most the rows that
+                are mixed with each other are read for it in vain.
             repeat: one endless stream of epochs. Otherwise an iteration is one epoch and the next iteration the
                 next epoch; one that is abandoned before its last batch does not count.
             drop_remainder: leave out the rows that do not fill a batch.
@@ -107,7 +110,7 @@ class Handle:
         _check_positive("global_batch", global_batch)
         if lanes is not None:
             _check_positive("lanes", lanes)
-        for name, value in (("seed", seed), ("epoch", epoch)):
+        for name, value in (("seed", seed), ("epoch", epoch), ("start_step", start_step)):
             if value < 0:
                 raise ConfigError(f"{name}: expected a whole number of at least 0, got {value}")
         from tfdist.data.pipeline import dataset
@@ -121,7 +124,7 @@ class Handle:
             drop_remainder=drop_remainder,
             lanes=lanes,
         )
-        return dataset(reading, epoch, repeat)
+        return dataset(reading, epoch, start_step, repeat)
 
 
 def _check_positive(name: str, value: int) -> None:

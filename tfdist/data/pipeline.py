@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,12 +12,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import worker_context
-from tfdist.data.reader import Block, Reading
+from tfdist.data.reader import Block, Blocks, Reading, cut, steps_of
 from tfdist.data.schema import Column, Schema
 from tfdist.data.shards import Share
 from tfdist.errors import ConfigError
 
-_AHEAD = 2  # batches; the reader works a round ahead by itself
+_AHEAD = 1  # blocks; the reader works a round ahead by itself
+_OPEN_ITERATIONS = 4  # over one dataset at the same time; each holds the row groups of two rounds
 
 # tf.distribute draws up to four batches ahead of use, by a thread of its own. In a shorter epoch an iteration that was
 # stopped after one batch could look like a full one, on one worker and not on another.
@@ -32,7 +34,7 @@ def element_spec(schema: Schema) -> Any:
     return specs, tf.TensorSpec((None, *label.shape), label.dtype)
 
 
-def dataset(reading: Reading, epoch: int, repeat: bool) -> Any:
+def dataset(reading: Reading, epoch: int, start_step: int, repeat: bool) -> Any:
     """The batches of this worker.
 
     In the scope of a strategy over several workers, a distributed dataset that Keras takes as it is: Keras' own
@@ -41,12 +43,13 @@ def dataset(reading: Reading, epoch: int, repeat: bool) -> Any:
     Args:
         reading: what to read; its share is decided here.
         epoch: the first epoch's number.
+        start_step: the step of the first epoch to begin with.
         repeat: one endless stream of epochs, else each iteration is one epoch.
     """
     strategy = tf.distribute.get_strategy()
     if not getattr(strategy.extended, "_in_multi_worker_mode", bool)():
         context = worker_context()
-        return _local(replace(reading, share=Share(context.rank, context.world_size)), epoch, repeat)
+        return _local(replace(reading, share=Share(context.rank, context.world_size)), epoch, start_step, repeat)
 
     world = strategy.num_replicas_in_sync
     steps = replace(reading, share=Share(0, world)).epoch(epoch).batches.steps
@@ -60,7 +63,7 @@ def dataset(reading: Reading, epoch: int, repeat: bool) -> Any:
     def make(context: Any) -> Any:
         each, rank = context.num_replicas_in_sync // context.num_input_pipelines, context.input_pipeline_id
         shares = [Share(rank * each + i, context.num_replicas_in_sync) for i in range(each)]
-        return one_after_another([_local(replace(reading, share=share), epoch, repeat) for share in shares])
+        return one_after_another([_local(replace(reading, share=share), epoch, start_step, repeat) for share in shares])
 
     return strategy.distribute_datasets_from_function(make)
 
@@ -82,91 +85,98 @@ def one_after_another(datasets: list[Any]) -> Any:
     return joined.apply(tf.data.experimental.assert_cardinality(steps * len(datasets) if steps > 0 else steps))
 
 
-def _local(reading: Reading, epoch: int, repeat: bool) -> Any:
+def _local(reading: Reading, epoch: int, start_step: int, repeat: bool) -> Any:
     steps = reading.epoch(epoch).batches.steps  # refuses impossible shares here, not in the middle of a training
-    if repeat:
-        made = _batches(reading.manifest.schema, lambda: reading.blocks(epoch)).prefetch(_AHEAD)
-        steps = tf.data.INFINITE_CARDINALITY
-    else:
-        made = _epochs(reading, epoch)
+    if start_step >= steps:
+        raise ConfigError(f"start_step: expected a step of an epoch of {steps}, got {start_step}")
+    iterations = _Iterations(reading, epoch, start_step, repeat)
+    schema = reading.manifest.schema
+
+    def one(number: Any) -> Any:
+        count = tf.int64.max if repeat else tf.numpy_function(iterations.count, [number], tf.int64)
+        most = _batches(schema, tf.data.Dataset.range(count), lambda index: (iterations.block, number, index))
+        if repeat:
+            return most
+        # Without reading ahead: taking the last batch ends the epoch.
+        return most.concatenate(_batches(schema, tf.data.Dataset.range(1), lambda _: (iterations.last, number), 0))
+
+    begin = tf.data.Dataset.range(1).map(lambda _: tf.numpy_function(iterations.begin, [], tf.int64))
+    made = begin.flat_map(one)
     options = tf.data.Options()
     options.deterministic = True
     # An injected prefetch would take an epoch's last batch before the user does.
     options.experimental_optimization.inject_prefetch = False
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    return made.apply(tf.data.experimental.assert_cardinality(steps)).with_options(options)
+    if repeat:
+        made = made.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+    elif not start_step:
+        made = made.apply(tf.data.experimental.assert_cardinality(steps))
+    return made.with_options(options)
 
 
-def _epochs(reading: Reading, first: int) -> Any:
-    """Each iteration one epoch; the next one's number goes up when the last batch is taken."""
-    passes = _Passes(reading, first)
-    schema = reading.manifest.schema
-
-    def one(number: Any) -> Any:
-        most = _batches(schema, passes.all_but_last, number).prefetch(_AHEAD)
-        return most.concatenate(_batches(schema, passes.last, number))
-
-    begin = tf.data.Dataset.range(1).map(lambda _: tf.numpy_function(passes.begin, [], tf.int64))
-    return begin.flat_map(one)
-
-
-class _Passes:
-    """Iterations over one dataset: which epoch each of them reads.
+class _Iterations:
+    """Iterations over one dataset: which epoch each of them reads, and how far it is.
 
     Keras takes one batch to look at and starts again: an iteration counts only when its last batch was taken.
+
+    A generator's state would have to be ended with its iteration, which ``Dataset.from_generator`` does, but it also
+    makes the whole process give memory back at once, which halves the speed. Blocks are found by their number instead:
+    an iteration that was forgotten, because newer ones came, goes on where it was.
     """
 
-    def __init__(self, reading: Reading, first: int) -> None:
+    def __init__(self, reading: Reading, first: int, start_step: int, endless: bool) -> None:
         self._reading = reading
         self._epoch = first
-        self._count = 0
-        self._last: dict[int, tuple[int, Block]] = {}
-        self._epochs: dict[int, int] = {}
+        self._start_step = start_step
+        self._endless = endless
+        self._started: dict[int, tuple[int, int]] = {}
+        self._open: OrderedDict[int, Blocks] = OrderedDict()
         self._lock = threading.Lock()
 
     def begin(self) -> np.int64:
         """Number of a new iteration."""
         with self._lock:
-            self._count += 1
-            self._epochs[self._count] = self._epoch
-            return np.int64(self._count)
+            number = len(self._started)
+            self._started[number] = self._epoch, self._start_step
+            return np.int64(number)
 
-    def all_but_last(self, number: Any) -> Iterator[Block]:
-        """All batches of an iteration except the last."""
-        number = int(number)
-        epoch = self._epochs.pop(number)
-        before: Block | None = None
-        for block in self._reading.blocks(epoch, epoch):
-            if before is not None:
-                yield before
-            before = block
-        assert before is not None
-        if _steps(before) > 1:
-            yield _cut(before, 0, -1)
-        self._last[number] = epoch, _cut(before, -1, None)
+    def count(self, number: Any) -> np.int64:
+        """Blocks of an iteration before its last batch; the last of them may be without a step."""
+        return np.int64(len(self._blocks(int(number))))
 
-    def last(self, number: Any) -> Iterator[Block]:
+    def block(self, number: Any, index: Any) -> Block:
+        """A block of an iteration, without the last batch of the epoch."""
+        blocks = self._blocks(int(number))
+        block = blocks[int(index)]
+        return block if self._endless or index + 1 < len(blocks) else cut(block, 0, steps_of(block) - 1)
+
+    def last(self, number: Any) -> Block:
         """The last batch of an iteration, with which its epoch ends."""
-        epoch, block = self._last.pop(int(number))
-        self._epoch = epoch + 1
-        yield block
+        blocks = self._blocks(int(number))
+        block = blocks[len(blocks) - 1]
+        with self._lock:
+            self._epoch, self._start_step = self._started[int(number)][0] + 1, 0
+            self._open.pop(int(number)).close()
+        return cut(block, steps_of(block) - 1, None)
+
+    def _blocks(self, number: int) -> Blocks:
+        with self._lock:
+            if number not in self._open:
+                self._open[number] = Blocks(self._reading, *self._started[number], self._endless)
+                if len(self._open) > _OPEN_ITERATIONS:
+                    self._open.popitem(last=False)[1].close()
+            self._open.move_to_end(number)
+            return self._open[number]
 
 
-def _steps(block: Block) -> int:
-    return max(part.ndim and len(part) for part in block[:1])
-
-
-def _cut(block: Block, start: int, stop: int | None) -> Block:
-    # Distinct values of texts are for all steps.
-    return [part if part.dtype == object else part[start:stop] for part in block]
-
-
-def _batches(schema: Schema, blocks: Any, *arguments: Any) -> Any:
+def _batches(schema: Schema, indices: Any, call: Any, ahead: int = _AHEAD) -> Any:
     """Blocks of arrays to batches.
 
     Args:
         schema: of the rows.
-        blocks: function of ``arguments`` that returns an iterator over blocks.
+        indices: a dataset with an element for each block.
+        call: function of such an element: a function that returns a block, and its arguments.
+        ahead: blocks to make before they are needed.
     """
     signature: list[Any] = []
     for column in schema.columns:
@@ -176,11 +186,13 @@ def _batches(schema: Schema, blocks: Any, *arguments: Any) -> Any:
             if text:
                 signature.append(tf.TensorSpec((None,), "string"))
 
-    def as_tuples(*values: Any) -> Iterator[tuple[np.ndarray, ...]]:
-        return map(tuple, blocks(*values))
+    def block(index: Any) -> Any:
+        function, *arguments = call(index)
+        parts = tf.numpy_function(function, arguments, [spec.dtype for spec in signature])
+        return _structured(schema, [tf.ensure_shape(p, spec.shape) for p, spec in zip(parts, signature, strict=True)])
 
-    made = tf.data.Dataset.from_generator(as_tuples, args=arguments or None, output_signature=tuple(signature))
-    return made.map(lambda *parts: _structured(schema, list(parts))).unbatch()
+    made = indices.map(block)
+    return (made.prefetch(ahead) if ahead else made).unbatch()
 
 
 def _structured(schema: Schema, parts: list[Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,30 +79,89 @@ class Reading:
             shuffle=self.shuffle,
         )
 
-    def blocks(self, first_epoch: int, last_epoch: int | None = None) -> Iterator[Block]:
-        """The blocks of the epochs from ``first_epoch`` to ``last_epoch``, or without end."""
-        thread = ThreadPoolExecutor(1, thread_name_prefix="tfdist-read")
-        try:
-            groups = _RowGroups(self.manifest, thread)
-            rounds = self._rounds(first_epoch, last_epoch)
-            following = next(rounds, None)
-            while following is not None:
-                epoch, planned = following
-                groups.want(epoch, planned)
-                following = next(rounds, None)
-                if following is not None:
-                    groups.want(*following)
-                yield from _assemble(planned, groups.taken(epoch, planned), self.manifest.schema.columns)
-                groups.drop(epoch, planned)
-        finally:
-            thread.shutdown(wait=False, cancel_futures=True)
 
-    def _rounds(self, first: int, last: int | None) -> Iterator[tuple[int, Round]]:
-        number = first
-        while last is None or number <= last:
-            for planned in self.epoch(number).rounds_from():
-                yield number, planned
-            number += 1
+class Blocks:
+    """The blocks of one iteration.
+
+    They are asked for in their order, while a thread reads a round ahead; any other order is right too, and reads anew.
+
+    Args:
+        reading: what to read.
+        first_epoch: number of the epoch with which the iteration begins.
+        start_step: step of that epoch with which it begins.
+        endless: epoch after epoch, instead of one.
+    """
+
+    def __init__(self, reading: Reading, first_epoch: int, start_step: int = 0, endless: bool = False) -> None:
+        self._reading = reading
+        self._endless = endless
+        self._first_epoch = first_epoch
+        self._epochs = {first_epoch: reading.epoch(first_epoch)}
+        self._each = self._epochs[first_epoch].blocks
+        self._first_block, self._first_place = self._epochs[first_epoch].block_at(start_step)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tfdist-read")
+        self._groups = _RowGroups(reading.manifest, self._thread)
+        self._plans: dict[tuple[int, int], Round] = {}
+        self._held: tuple[int, int] | None = None
+        self._held_blocks: list[Block] = []
+
+    def __len__(self) -> int:
+        """Blocks of the iteration; of its first epoch when it is endless."""
+        return self._each - self._first_block
+
+    def __getitem__(self, index: int) -> Block:
+        """Block number ``index`` of the iteration."""
+        later, block = divmod(self._first_block + index, self._each)
+        number, place = self._epoch(self._first_epoch + later).round_of(block)
+        wanted = self._first_epoch + later, number
+        if self._held != wanted:
+            self._read(*wanted)
+        taken = self._held_blocks[place]
+        return cut(taken, self._first_place, None) if index == 0 and self._first_place else taken
+
+    def close(self) -> None:
+        """Stop reading ahead; what is asked for afterwards is read anew."""
+        self._groups.forget()
+        self._held, self._held_blocks = None, []
+
+    def _read(self, number: int, round_number: int) -> None:
+        planned = self._planned(number, round_number)
+        self._held, self._held_blocks = None, []
+        if not self._groups.wanted(number, planned):
+            self._groups.forget()
+            self._groups.want(number, planned)
+        following = (number, round_number + 1)
+        if following[1] == self._epoch(number).rounds:
+            following = (number + 1, 0)
+        if following[0] == number or self._endless:
+            self._groups.want(following[0], self._planned(*following))
+        columns = self._reading.manifest.schema.columns
+        self._held_blocks = _assemble(planned, self._groups.taken(number, planned), columns)
+        self._held = number, round_number
+        self._groups.drop(number, planned)
+
+    def _planned(self, number: int, round_number: int) -> Round:
+        key = number, round_number
+        if key not in self._plans:
+            self._plans = {**dict(list(self._plans.items())[-1:]), key: self._epoch(number).round(round_number)}
+        return self._plans[key]
+
+    def _epoch(self, number: int) -> Epoch:
+        if number not in self._epochs:
+            self._epochs = {n: epoch for n, epoch in self._epochs.items() if n >= number - 1}
+            self._epochs[number] = self._reading.epoch(number)
+        return self._epochs[number]
+
+
+def steps_of(block: Block) -> int:
+    """Steps of a block."""
+    return len(block[0])
+
+
+def cut(block: Block, start: int, stop: int | None) -> Block:
+    """Some steps of a block."""
+    # Distinct values of texts are for all steps.
+    return [part if part.dtype == object else part[start:stop] for part in block]
 
 
 Group = list[Values]
@@ -133,6 +192,16 @@ class _RowGroups:
                 key = (epoch, piece.group)
                 if key not in self._held:
                     self._held[key] = self._thread.submit(self._read, piece.group)
+
+    def wanted(self, epoch: int, planned: Round) -> bool:
+        """Whether all row groups of a round are here or on their way."""
+        return all((epoch, piece.group) in self._held for pool in planned.pools for piece in pool.pieces)
+
+    def forget(self) -> None:
+        """Forget all row groups, also those on their way."""
+        for future in self._held.values():
+            future.cancel()
+        self._held.clear()
 
     def taken(self, epoch: int, planned: Round) -> dict[int, Group]:
         """The row groups of a round, by number; waits until they are read."""
@@ -188,14 +257,15 @@ def _assemble(planned: Round, groups: dict[int, Group], columns: Sequence[Column
     """The blocks of a round."""
     tensors = sum(len(c.tensors) for c in columns)
     blocks: list[Block] = [[] for _ in planned.blocks]
-    for place in range(tensors):
-        values: dict[int, Any] = {group: held[place] for group, held in groups.items()}
+    places = _places(planned)
+    for tensor in range(tensors):
+        values: dict[int, Any] = {group: held[tensor] for group, held in groups.items()}
         if isinstance(next(iter(values.values())), Text):
             codes, distinct = _one_code(values)
-            for block, part in zip(blocks, _mixed(planned, codes), strict=True):
+            for block, part in zip(blocks, _mixed(planned, codes, places), strict=True):
                 block += [part, distinct]
         else:
-            for block, part in zip(blocks, _mixed(planned, values), strict=True):
+            for block, part in zip(blocks, _mixed(planned, values, places), strict=True):
                 block.append(part)
     return blocks
 
@@ -209,38 +279,55 @@ def _one_code(values: dict[int, Any]) -> tuple[dict[int, np.ndarray], np.ndarray
     return codes, np.concatenate([text.values for text in values.values()])
 
 
-def _mixed(planned: Round, values: dict[int, np.ndarray]) -> list[np.ndarray]:
+def _mixed(planned: Round, values: dict[int, np.ndarray], chosen: Sequence[np.ndarray]) -> list[np.ndarray]:
     """One tensor of a round's blocks, each ``[steps, rows, *shape]``.
 
     A block may be a view of a row group: the pipeline cuts batches out of it by copying, so nobody writes to it.
+
+    Args:
+        planned: the round.
+        values: the tensor by row group.
+        chosen: see :func:`_places`.
     """
-    some = next(iter(values.values()))
-    out: list[np.ndarray | None] = [None] * len(planned.blocks)
+    rows = _joined([values[p.group][p.start : p.stop] for pool in planned.pools for p in pool.pieces])
+    made: list[np.ndarray] = []
+    for places in chosen:
+        if places.ndim == 0:
+            start, (steps, local) = int(places), planned.blocks[len(made)]
+            made.append(rows[start : start + steps * local].reshape(steps, local, *rows.shape[1:]))
+        else:
+            block = _aligned((*places.shape, *rows.shape[1:]), rows.dtype)
+            # Places are in range; with the mode "raise" numpy would gather into a copy first.
+            made.append(np.take(rows, places, axis=0, out=block, mode="clip"))
+    return made
+
+
+def _places(planned: Round) -> list[np.ndarray]:
+    """Where a round's blocks lie in its pools, laid end to end.
+
+    Returns:
+        For each block ``[steps, rows] int64``, or the place of the first row where all of them follow it.
+    """
+    found = [np.empty(shape, np.int64) for shape in planned.blocks]
+    before = 0
     for pool in planned.pools:
-        parts = [values[p.group][p.start : p.stop] for p in pool.pieces]
-        whole = pool.order is None and len(planned.pools) == 1
-        rows = _joined(parts) if len(parts) > 1 else parts[0]
         for take in pool.takes:
-            shape = planned.blocks[take.block]
+            local = planned.blocks[take.block][1]
+            if pool.order is None and take.width == take.last - take.first == local:
+                found[take.block] = np.array(before + take.offset)
+                continue
             end = take.offset + take.count * take.width
-            if pool.order is None:
-                chosen = rows[take.offset : end].reshape(take.count, take.width, *some.shape[1:])
-                chosen = chosen[:, take.first : take.last]
-                if whole and take.width == shape[1]:
-                    out[take.block] = chosen
-                    continue
-            else:
-                order = pool.order[take.offset : end].reshape(take.count, take.width)
-                chosen = np.take(rows, order[:, take.first : take.last], axis=0)
-            block = out[take.block]
-            if block is None:
-                block = out[take.block] = _aligned((*shape, *some.shape[1:]), some.dtype)
-            block[:, take.column : take.column + take.last - take.first] = chosen
-    return [block for block in out if block is not None]
+            order = np.arange(take.offset, end) if pool.order is None else pool.order[take.offset : end]
+            part = order.reshape(take.count, take.width)[:, take.first : take.last]
+            np.add(part, before, out=found[take.block][:, take.column : take.column + part.shape[1]])
+        before += pool.rows
+    return found
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """The parts after one another, in new memory."""
+    """The parts after one another; in new memory where there are several."""
+    if len(parts) == 1:
+        return parts[0]
     out = _aligned((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].dtype)
     return np.concatenate(parts, out=out)
 

@@ -5,7 +5,7 @@ docs/architecture.md, "The order of rows", states the rules.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -187,21 +187,55 @@ class Epoch:
     def rounds(self) -> int:
         return -(-self.batches.steps // self.steps_per_round)
 
-    def rounds_from(self, first: int = 0) -> Iterator[Round]:
-        """The rounds from number ``first`` on."""
-        for number in range(first, self.rounds):
-            yield self.round(number)
+    @property
+    def blocks(self) -> int:
+        """Blocks of all rounds: one for each, and one more for each batch of the tail that follows full ones."""
+        return self._whole_rounds + sum(map(len, self._last_sections))
+
+    def block_at(self, step: int) -> tuple[int, int]:
+        """The block that holds a step, and the step's place in it."""
+        number = step // self.steps_per_round
+        block = min(number, self._whole_rounds)
+        for start, count, _ in (part for r in range(self._whole_rounds, number + 1) for part in self._sections(r)):
+            if start + count > step:
+                return block, step - start
+            block += 1
+        return block, step - number * self.steps_per_round
+
+    def round_of(self, block: int) -> tuple[int, int]:
+        """The round that holds a block, and the block's place in it."""
+        place = block - self._whole_rounds
+        for number, sections in enumerate(self._last_sections, self._whole_rounds):
+            if 0 <= place < len(sections):
+                return number, place
+            place -= len(sections)
+        return block, 0
 
     def round(self, number: int) -> Round:
         """One round, computed without those before it."""
         start = number * self.steps_per_round
         stop = min(start + self.steps_per_round, self.batches.steps)
-        whole = max(0, min(stop, self.batches.full) - start)
-        sections = [(start, whole, self.batches.global_batch)] if whole else []
-        sections += [(k, 1, self.batches.size(k)) for k in range(start + whole, stop)]
+        sections = self._sections(number)
         pools = [self._pool(lane, number, start, stop, sections) for lane in range(*self._touched)]
         local = [(count, _length(self.share.of(n))) for _, count, n in sections]
         return Round(start, tuple(local), tuple(p for p in pools if p.rows), self._done(start, stop))
+
+    @property
+    def _whole_rounds(self) -> int:
+        """Rounds of full batches only: a block each."""
+        return self.batches.full // self.steps_per_round
+
+    @property
+    def _last_sections(self) -> list[list[tuple[int, int, int]]]:
+        return [self._sections(number) for number in range(self._whole_rounds, self.rounds)]
+
+    def _sections(self, number: int) -> list[tuple[int, int, int]]:
+        """The blocks of a round: first step, steps, rows of each global batch."""
+        start = number * self.steps_per_round
+        stop = min(start + self.steps_per_round, self.batches.steps)
+        whole = max(0, min(stop, self.batches.full) - start)
+        sections = [(start, whole, self.batches.global_batch)] if whole else []
+        return sections + [(k, 1, self.batches.size(k)) for k in range(start + whole, stop)]
 
     def _pool(self, lane: int, number: int, start: int, stop: int, sections: Sequence[tuple[int, int, int]]) -> Pool:
         before = self._lane_rows(lane, start)
