@@ -216,7 +216,8 @@ class _RowGroups:
     def _read(self, group: int) -> Group:
         number, place = self._places[group]
         fragment, columns = self._manifest.fragments[number], self._manifest.schema.columns
-        table = self._file(number).read_row_group(place, columns=[c.file_name for c in columns])
+        # One thread: decoding has one core, TensorFlow the others; more threads disturb each other.
+        table = self._file(number).read_row_group(place, columns=[c.file_name for c in columns], use_threads=False)
         if table.num_rows != fragment.row_groups[place]:
             raise self._changed(number, f"{table.num_rows} rows in row group {place}")
         return [values for c in columns for values in self._values(table, c, number, place)]
