@@ -47,7 +47,7 @@ def reader(handle: Handle, batch: int, shuffle: bool) -> int:
     from tfdist.data.reader import Blocks, Reading
 
     blocks = Blocks(Reading(handle.manifest, batch, shuffle=shuffle), 0)
-    return sum(blocks[i][-1].size for i in range(len(blocks)))
+    return sum(blocks[i].steps * blocks[i].rows for i in range(len(blocks)))
 
 
 def pipeline(handle: Handle, batch: int, shuffle: bool) -> int:

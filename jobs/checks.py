@@ -57,9 +57,8 @@ def check_job(spec: JobSpec, spark: SparkSession) -> list[ColumnRow]:
 
 def _row(column: Column, schema: Schema) -> ColumnRow:
     name = f"{column.name} (label)" if column.name == schema.label else column.name
-    tensor = f"{column.dtype} {list(column.shape)}"
     nulls = f"fill {column.fill!r}" if column.nulls == "fill" else column.nulls
-    return ColumnRow(name, column.spark_type, tensor, nulls if column.nullable else "none")
+    return ColumnRow(name, column.spark_type, column.tensors[0].text, nulls if column.nullable else "none")
 
 
 def _version_problems(spec: JobSpec) -> list[str]:

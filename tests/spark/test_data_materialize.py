@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 from tfdist.data import batch_from_arrow, from_dataframe, from_parquet
 from tfdist.data.handle import Handle
 from tfdist.data.materialize import arrow_ready
+from tfdist.data.pipeline import as_tensor
 from tfdist.errors import ConfigError, DataError
 
 
@@ -109,16 +110,62 @@ def test_dense_and_sparse_vectors_are_one_tensor(spark: SparkSession, tmp_path: 
 
 
 def test_arrays_prove_their_length(spark: SparkSession, tmp_path: Path) -> None:
-    """Length 10 in every row is found out; 3 and 5 are refused; a dirty row deep in the data is counted."""
+    """Length 10 in every row is found out; 3 and 5 are ragged, or padded; a dirty row deep in the data is counted."""
     df = spark.range(0, 5000, 1, 2).selectExpr("transform(sequence(1, 10), x -> float(x + id)) v")
     assert from_dataframe(df, cache_dir=tmp_path).element_spec_text == "v: float32[10]"
-    with pytest.raises(DataError, match="lengths 3 to 5"):
-        from_dataframe(df.selectExpr("slice(v, 1, if(v[0] > 9, 3, 5)) v"), cache_dir=tmp_path)
+    uneven = df.selectExpr("slice(v, 1, if(v[0] > 9, 3, 5)) v")
+    assert from_dataframe(uneven, cache_dir=tmp_path).element_spec_text == "v: float32[*]"
+    assert from_dataframe(df, cache_dir=tmp_path, dtypes={"v": "float32[*]"}).element_spec_text == "v: float32[*]"
+    padded = from_dataframe(uneven.limit(9), cache_dir=tmp_path, dtypes={"v": "float32[<=6]"})
+    assert padded.element_spec_text == "v: float32[6]"
+    assert read(padded)["v"][8] == [9, 10, 11, 12, 13, 0]
+    with pytest.raises(DataError, match=r"at most length 4, got lengths 3 to 5; say dtypes=.*float32\[\*\]"):
+        from_dataframe(uneven, cache_dir=tmp_path, dtypes={"v": "float32[<=4]"})
     dirty = df.selectExpr("transform(v, x -> if(x = 3010.0 and v[9] = 3010.0, null, x)) v")
     with pytest.raises(DataError, match="'v': expected no nulls inside its arrays, got 1"):
         from_dataframe(dirty, cache_dir=tmp_path)
     filled = from_dataframe(dirty, cache_dir=tmp_path, nulls={"v": ("fill", -1)})
     assert sum(min(row) == -1 for row in read(filled, 5000)["v"]) == 1
+
+
+def test_lists_of_varying_length_are_ragged(spark: SparkSession, tmp_path: Path) -> None:
+    """A null and an empty list change no dtype; texts in lists of lists and dates in lists arrive, in scoring too."""
+    rows = [
+        ([1, 2], [["x"], [], ["y", "z"]], [DAY]),
+        ([], [], []),
+        (None, [["w"] * 7], [DAY, DAY]),
+        ([2**53 + 1], [[]], [dt.date(1970, 1, 3)]),
+    ]
+    df = spark.createDataFrame(rows, "n array<bigint>, t array<array<string>>, d array<date>").coalesce(1)
+    handle = from_dataframe(df, cache_dir=tmp_path, nulls={"n": "mask"})
+    assert handle.element_spec_text.splitlines() == [
+        "n: int64[*]",
+        "n_is_null: bool[]",
+        "t: string[*, *]",
+        "d: int32[*]",
+    ]
+    (batch,) = handle.to_tf(global_batch=4, shuffle=False)
+    assert handle.to_tf(global_batch=4).element_spec == handle.element_spec
+    wanted = {
+        "n": [[1, 2], [], [], [2**53 + 1]],
+        "n_is_null": [False, False, True, False],
+        "t": [[[b"x"], [], [b"y", b"z"]], [], [[b"w"] * 7], [[]]],
+        "d": [[0], [], [0, 0], [2]],
+    }
+    assert {name: _listed(values) for name, values in batch.items()} == wanted
+    ready = batch_from_arrow(arrow_ready(df, handle.schema).toArrow(), handle.schema)
+    assert {name: _listed(as_tensor(values)) for name, values in ready.items()} == wanted
+    again = from_parquet(handle.root)
+    assert again.schema == handle.schema
+    with pytest.raises(DataError, match="'n': expected no nulls, got 1"):
+        from_dataframe(df, cache_dir=tmp_path)
+    dirty = df.selectExpr("transform(t, x -> transform(x, y -> if(y = 'z', null, y))) t")
+    with pytest.raises(DataError, match="'t': expected no nulls inside its arrays, got 1"):
+        from_dataframe(dirty, cache_dir=tmp_path)
+
+
+def _listed(tensor: Any) -> list[Any]:
+    return tensor.to_list() if hasattr(tensor, "to_list") else tensor.numpy().tolist()
 
 
 @pytest.mark.parametrize(

@@ -169,6 +169,29 @@ def test_an_epoch_can_be_begun_at_any_step(handle: Handle, shuffle: bool, monkey
     assert set(read) == {5}
 
 
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_ragged_rows_stay_whole_in_every_order(tmp_path: Path, world: int) -> None:
+    """Lists of any length follow their row through shuffling, shares and the smaller last batch."""
+    rows = np.arange(230)
+    lists = [[f"t{i % 5}"] * (i % 4) for i in rows]
+    nested = [[[i] * (i % 3), [-i]][: i % 3] for i in rows]
+    table = pa.table({"row": rows, "words": lists, "nested": pa.array(nested, pa.list_(pa.list_(pa.int64())))})
+    pq.write_table(table, tmp_path / "part.parquet", row_group_size=50)
+    handle = from_parquet(tmp_path, label="row")
+    assert handle.schema.describe().splitlines() == ["words: string[*]", "nested: int64[*, *]", "label row: int64[]"]
+    read = []
+    for rank in range(world):
+        with worker(rank, world):
+            for features, label in handle.to_tf(global_batch=48, seed=2):
+                for row, words, inner in zip(
+                    label.numpy().tolist(), features["words"].to_list(), features["nested"].to_list(), strict=True
+                ):
+                    assert words == [w.encode() for w in lists[row]]
+                    assert inner == nested[row]
+                    read.append(row)
+    assert sorted(read) == rows.tolist() != read
+
+
 def read_groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of the row groups that are read from here on."""
     read: list[int] = []

@@ -144,6 +144,49 @@ def test_an_array_of_another_length_is_named_with_its_row(tail: int) -> None:
         batch_from_arrow(rows, schema)
 
 
+def test_shorter_arrays_are_padded_to_the_declared_length() -> None:
+    """Zeros, the empty text or the fill value come after the values; a longer array is an error with its row."""
+    schema = make_schema(
+        {"a": "array<int>", "w": "array<string>", "f": "array<float>"},
+        nulls={"f": ("fill", -1.0)},
+        dtypes={"a": "int32[<=3]", "w": "string[<=2]", "f": "float32[<=2]"},
+    )
+    assert schema.describe().splitlines() == ["a: int32[3]", "w: string[2]", "f: float32[2]"]
+    table = pa.table(
+        {
+            "a": pa.array([[1, 2, 3], [], [4]], pa.list_(pa.int32())),
+            "w": pa.array([["p"], [], ["q", "r"]], pa.list_(pa.string())),
+            "f": pa.array([None, [2.0, None], [3.0]], pa.list_(pa.float32())),
+        }
+    )
+    batch = batch_from_arrow(table, schema)
+    assert {name: np.asarray(values).tolist() for name, values in batch.items()} == {
+        "a": [[1, 2, 3], [0, 0, 0], [4, 0, 0]],
+        "w": [[b"p", b""], [b"", b""], [b"q", b"r"]],
+        "f": [[-1, -1], [2, -1], [3, -1]],
+    }
+    long = table.set_column(0, "a", pa.array([[1], [1, 2, 3, 4], []], pa.list_(pa.int32())))
+    with pytest.raises(DataError, match="'a': expected at most 3 values in its arrays, got 4 in row 1"):
+        batch_from_arrow(long, schema)
+
+
+def test_a_scaled_decimal_keeps_all_digits() -> None:
+    """ "scaled int64" is the number of units of the last digit, exactly, with nulls filled; 19 digits are refused."""
+    values = [Decimal("9999999999999999.99"), Decimal("-0.01"), None, Decimal("1.20")]
+    schema = make_schema({"m": "decimal(18,2)"}, nulls={"m": ("fill", -7)}, dtypes={"m": "scaled int64"})
+    batch = batch_from_arrow(pa.table({"m": pa.array(values, pa.decimal128(18, 2))}).slice(0), schema)
+    assert batch["m"].tolist() == [999999999999999999, -1, -7, 120]
+    assert batch_from_arrow(pa.table({"m": pa.array(values, pa.decimal128(18, 2))[1:]}), schema)["m"].tolist() == [
+        -1,
+        -7,
+        120,
+    ]
+    with pytest.raises(ConfigError, match="int64 holds 18 digits; use 'string'"):
+        make_schema({"m": "decimal(19,2)"}, dtypes={"m": "scaled int64"})
+    with pytest.raises(ConfigError, match="only decimals are scaled"):
+        make_schema({"m": "double"}, dtypes={"m": "scaled int64"})
+
+
 def test_casts_are_explicit_and_checked() -> None:
     """A dtype casts, text from numbers included; values that do not fit are refused, not wrapped."""
     schema = make_schema(
@@ -170,8 +213,8 @@ REFUSED = [
     ("variant", "variant", "variant_get"),
     ("void", "void", "features"),
     (
-        {"type": "array", "elementType": {"type": "array", "elementType": "long", "containsNull": True}},
-        "array<array<bigint>>",
+        {"type": "array", "elementType": {"type": "array", "elementType": {"type": "array", "elementType": "long"}}},
+        "array<array<array<bigint>>>",
         "flatten",
     ),
 ]
@@ -225,6 +268,7 @@ def test_all_problems_of_a_schema_are_told_together() -> None:
         ({"nulls": {"z": "drop"}}, "got 'z'"),
         ({"dtypes": {"a": "float31"}}, "did you mean 'float32'"),
         ({"dtypes": {"a": "int32[3]"}}, "no length"),
+        ({"dtypes": {"a": "int32[*]"}}, "no length"),
         ({"nulls": {"a": ("fill", 2**31)}}, "type int32"),
     ],
 )

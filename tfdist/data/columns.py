@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -11,23 +10,8 @@ import pyarrow.compute as pc
 
 from tfdist.data.schema import Column, Schema
 from tfdist.data.types import decimal_digits, element_type, tensor_type
+from tfdist.data.values import Ragged, Text, Values
 from tfdist.errors import DataError
-
-
-class Text(NamedTuple):
-    """Strings as codes into distinct values, which is how Parquet keeps them.
-
-    Args:
-        codes: ``[rows, ...] int32``.
-        values: ``[distinct] object``, each ``bytes``.
-    """
-
-    codes: np.ndarray
-    values: np.ndarray
-
-
-Values = np.ndarray | Text
-"""``[rows, *shape]``."""
 
 _STORAGE: dict[str, pa.DataType] = {
     "boolean": pa.bool_(),
@@ -45,7 +29,7 @@ _STORAGE: dict[str, pa.DataType] = {
 }
 
 
-def batch_from_arrow(table: pa.Table | pa.RecordBatch, schema: Schema) -> dict[str, np.ndarray]:
+def batch_from_arrow(table: pa.Table | pa.RecordBatch, schema: Schema) -> dict[str, np.ndarray | Ragged]:
     """Rows as the tensors that a model reads, with null policies and casts applied as in training.
 
     Rows that a ``drop`` policy leaves out are left out; :func:`rows_kept` says which ones stay.
@@ -55,7 +39,8 @@ def batch_from_arrow(table: pa.Table | pa.RecordBatch, schema: Schema) -> dict[s
         schema: of the training data.
 
     Returns:
-        Tensor name to array ``[rows, *shape]``; ``object`` arrays of ``bytes`` for strings. The label is left out.
+        Tensor name to array ``[rows, *shape]``; ``object`` arrays of ``bytes`` for strings; values and splits for
+        lists of varying length. The label is left out.
 
     Raises:
         DataError: a column is missing, has nulls that its policy refuses, or values of another type or length.
@@ -65,12 +50,18 @@ def batch_from_arrow(table: pa.Table | pa.RecordBatch, schema: Schema) -> dict[s
     kept = rows_kept(table, schema)
     if kept is not None:
         table = table.filter(pa.array(kept))
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray | Ragged] = {}
     for name in schema.features:
         column = schema.column(name)
         for tensor, values in zip(column.tensors, values_of(_field(table, name), column), strict=True):
-            arrays[tensor.name] = values.values[values.codes] if isinstance(values, Text) else values
+            arrays[tensor.name] = _decoded(values)
     return arrays
+
+
+def _decoded(values: Values) -> np.ndarray | Ragged:
+    if isinstance(values, Ragged):
+        return Ragged(_decoded(values.values), values.splits)
+    return values.values[values.codes] if isinstance(values, Text) else values
 
 
 def rows_kept(table: pa.Table, schema: Schema) -> np.ndarray | None:
@@ -95,8 +86,11 @@ def values_of(values: pa.ChunkedArray | pa.Array, column: Column) -> tuple[Value
     nulls = array.null_count
     if nulls and column.nulls in ("error", "drop"):
         raise null_error(column, nulls)
-    read = _lists if tensor_type_has_length(column) else _scalars
-    own = read(array, column)
+    own: Values
+    if column.layout == "ragged":
+        own = _ragged(array, column, len(column.shape))
+    else:
+        own = (_lists if column.shape else _scalars)(array, column)
     if column.nulls != "mask":
         return (own,)
     return own, np.asarray(array.is_null()) if nulls else np.zeros(len(array), bool)
@@ -109,12 +103,6 @@ def null_error(column: Column, count: int) -> DataError:
         f"column {name!r}: expected no nulls, got {count}; say nulls={{{name!r}: 'drop'}} (leave the rows out), "
         f"'mask' (adds {name + '_is_null'!r}) or ('fill', value), or filter them in Spark"
     )
-
-
-def tensor_type_has_length(column: Column) -> bool:
-    """Whether a row of the column is a vector."""
-    tensor = tensor_type(column.spark_type)
-    return tensor is not None and tensor.has_length
 
 
 def _field(table: pa.Table, name: str) -> pa.ChunkedArray:
@@ -142,7 +130,7 @@ def _one_chunk(values: pa.ChunkedArray | pa.Array) -> pa.Array:
     return combined if isinstance(combined, pa.Array) else combined.chunk(0)
 
 
-def _scalars(array: pa.Array, column: Column) -> Values:
+def _scalars(array: pa.Array, column: Column) -> np.ndarray | Text:
     array = _stored(array, column)
     if column.dtype == "string":
         if array.null_count:
@@ -151,7 +139,9 @@ def _scalars(array: pa.Array, column: Column) -> Values:
     nulls = np.asarray(array.is_null()) if array.null_count else None
     if nulls is not None:
         array = array.fill_null(pa.scalar(False if pa.types.is_boolean(array.type) else 0, array.type))
-    if pa.types.is_boolean(array.type):
+    if column.scaled:
+        numbers = _units(array)
+    elif pa.types.is_boolean(array.type):
         # Arrow packs booleans to bits.
         numbers = array.cast(pa.uint8()).to_numpy(zero_copy_only=True).view(np.bool_)
     else:
@@ -162,45 +152,71 @@ def _scalars(array: pa.Array, column: Column) -> Values:
     return numbers
 
 
+def _ragged(array: pa.Array, column: Column, depth: int) -> Values:
+    """Lists of varying length, ``depth`` of them inside each other; a missing list is an empty one."""
+    if not depth:
+        return _scalars(array, column)
+    if not _is_list(array):
+        raise _type_error(array, column)
+    inner = array.flatten()
+    _check_inner_nulls(inner, column)
+    splits = np.zeros(len(array) + 1, np.int64)
+    np.cumsum(_lengths(array), out=splits[1:])
+    return Ragged(_ragged(inner, column, depth - 1), splits)
+
+
 def _lists(array: pa.Array, column: Column) -> Values:
-    if not (pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or _fixed(array.type)):
+    """Vectors of one length."""
+    if not _is_list(array):
         raise _type_error(array, column)
     (length,) = column.shape
     if length is None:
         raise DataError(f"column {column.name!r}: the length of its arrays is not known; declare it with dtypes")
-    lengths = pc.list_value_length(array)
-    wrong = pc.index(pc.not_equal(lengths, length), True).as_py()
+    padded = column.layout == "padded"
+    counts = pc.list_value_length(array)
+    wrong = pc.index((pc.greater if padded else pc.not_equal)(counts, length), True).as_py()
     if wrong >= 0:
+        expected = f"at most {length} values in its arrays" if padded else f"arrays of length {length}"
         raise DataError(
-            f"column {column.name!r}: expected arrays of length {length}, got {lengths[wrong].as_py()} in row {wrong}; "
+            f"column {column.name!r}: expected {expected}, got {counts[wrong].as_py()} in row {wrong}; "
             "cut or pad them to one length in Spark"
         )
     flat = array.flatten()
-    if flat.null_count and column.nulls != "fill":
-        raise DataError(
-            f"column {column.name!r}: expected no nulls inside its arrays, got {flat.null_count}; "
-            "say ('fill', value) or fill them in Spark with transform"
-        )
+    _check_inner_nulls(flat, column)
     inner = _scalars(flat, column)
-    if not array.null_count:
+    if len(flat) == len(array) * length:
         return _shaped(inner, lambda values: values.reshape(-1, length))
-    valid = np.asarray(array.is_valid())
+    taken = np.arange(length) < _lengths(array)[:, None]
     if isinstance(inner, Text):
-        codes = np.full((len(array), length), len(inner.values), np.int32)
-        codes[valid] = inner.codes.reshape(-1, length)
+        codes = np.full(taken.shape, len(inner.values), np.int32)
+        codes[taken] = inner.codes
         blank = np.empty(1, object)
         blank[0] = _blank(column)
         return Text(codes, np.concatenate([inner.values, blank]))
-    out = np.full((len(array), length), column.fill or 0, inner.dtype)
-    out[valid] = inner.reshape(-1, length)
+    out = np.full(taken.shape, column.fill or 0, inner.dtype)
+    out[taken] = inner
     return out
 
 
-def _fixed(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_fixed_size_list(kind))
+def _lengths(array: pa.Array) -> np.ndarray:
+    """``[rows] int64``, 0 for a missing list."""
+    return np.asarray(pc.fill_null(pc.list_value_length(array), 0), np.int64)
 
 
-def _shaped(values: Values, shape: Callable[[np.ndarray], np.ndarray]) -> Values:
+def _check_inner_nulls(inner: pa.Array, column: Column) -> None:
+    if inner.null_count and column.nulls != "fill":
+        raise DataError(
+            f"column {column.name!r}: expected no nulls inside its arrays, got {inner.null_count}; "
+            "say ('fill', value) or fill them in Spark with transform"
+        )
+
+
+def _is_list(array: pa.Array) -> bool:
+    kind = array.type
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _shaped(values: np.ndarray | Text, shape: Callable[[np.ndarray], np.ndarray]) -> Values:
     return Text(shape(values.codes), values.values) if isinstance(values, Text) else shape(values)
 
 
@@ -211,7 +227,9 @@ def _stored(array: pa.Array, column: Column) -> pa.Array:
         if column.dtype == "string" and not array.null_count:
             return array
         array = array.dictionary_decode()
-    if decimal_digits(spark_type) is not None:
+    if column.scaled:
+        wanted = pa.decimal128(*map(int, spark_type[len("decimal(") : -1].split(",")))
+    elif decimal_digits(spark_type) is not None:
         wanted = pa.large_string() if column.dtype == "string" else pa.float64()
     elif spark_type.startswith("interval"):
         wanted = pa.int32() if tensor_type(spark_type) == tensor_type("int") else pa.int64()
@@ -231,6 +249,12 @@ def _stored(array: pa.Array, column: Column) -> pa.Array:
         return array.cast(wanted)
     except pa.ArrowException as error:
         raise _type_error(array, column) from error
+
+
+def _units(decimals: pa.Array) -> np.ndarray:
+    """The whole numbers that a decimal128 array keeps, in 16 bytes each, the low ones first."""
+    words = np.frombuffer(decimals.buffers()[1], np.int64)
+    return np.ascontiguousarray(words[2 * decimals.offset :: 2][: len(decimals)])
 
 
 def _blank(column: Column) -> bytes:

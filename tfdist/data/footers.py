@@ -112,8 +112,8 @@ def row_bytes(footers: Sequence[Footer], schema: Schema) -> int:
     for column in schema.columns:
         for tensor in column.tensors:
             width = 4 if tensor.dtype == "string" else np.dtype(tensor.dtype).itemsize
-            fixed += width * int(np.prod([n or 1 for n in tensor.shape]))
-        if column.dtype == "string":
+            fixed += 8 if column.layout == "ragged" else width * int(np.prod([n or 1 for n in tensor.shape]))
+        if column.dtype == "string" or column.layout == "ragged":
             text += sum(c.total_uncompressed_size for f in footers for c in _chunks(f, column.file_name))
     return max(1, int(fixed + text // rows))
 
@@ -135,9 +135,12 @@ def _chosen(
     policies: dict[str, str | tuple[str, object]] = {
         c.name: ("fill", c.fill) if c.nulls == "fill" else c.nulls for c in columns if c.name in chosen
     }
-    casts = {c.name: c.dtype for c in columns if c.name in chosen}
+    casts = {c.name: c.declared for c in columns if c.name in chosen}
     schema = Schema.from_fields(
-        [Field(c.name, c.spark_type, c.file_name, c.nullable, c.shape[0] if c.shape else None) for c in columns],
+        [
+            Field(c.name, c.spark_type, c.file_name, c.nullable, c.shape[0] if len(c.shape) == 1 else None)
+            for c in columns
+        ],
         features=features,
         label=label,
         nulls={**policies, **(nulls or {})},
@@ -159,16 +162,7 @@ def _foreign(
     first = footers[0]
     schema = Schema.from_fields(
         [_field(field, footers) for field in first.schema], features=features, label=label, nulls=nulls, dtypes=dtypes
-    )
-    unknown = [c.name for c in schema.columns if None in c.shape]
-    if unknown:
-        raise DataError(
-            "\n".join(
-                f"column {name!r}: the footers do not tell one length for its arrays; declare it, for example "
-                f"dtypes={{{name!r}: 'float32[64]'}}"
-                for name in unknown
-            )
-        )
+    ).with_lengths({})
     for footer in footers[1:]:
         for column in schema.columns:
             place, own = footer.schema.get_field_index(column.file_name), first.schema.field(column.file_name)

@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +182,10 @@ def _facts(df: DataFrame, schema: Schema, folder: Path) -> _Facts:
     for column in lists:
         values = F.col(column.file_name)
         size = F.when(values.isNotNull(), F.size(values))
-        aggregates += [F.min(size), F.max(size), F.sum(F.size(F.filter(values, lambda v: v.isNull())))]
+        missing = F.size(F.filter(values, _is_null))
+        if len(column.shape) > 1:
+            missing += F.size(F.filter(F.flatten(F.filter(values, _is_there)), _is_null))
+        aggregates += [F.min(size), F.max(size), F.sum(missing)]
     row = df.sparkSession.read.parquet(folder.as_uri()).agg(*aggregates).head() if _has_columns(folder) else None
     values = list(row) if row is not None else [0] * len(aggregates)
     nulls = dict(zip([c.name for c in counted], values[1:], strict=False))
@@ -209,23 +213,43 @@ def _checked(schema: Schema, counts: Mapping[str, int], facts: _Facts) -> dict[s
         if not column.shape:
             continue
         low, high = facts.shortest[column.name], facts.longest[column.name]
-        declared = column.shape[0]
-        wanted = low if declared is None else declared
-        if low is not None and not low == high == wanted:
-            expected = "one length" if declared is None else f"length {declared}"
-            problems.append(
-                f"column {column.name!r}: expected {column.spark_type} values of {expected}, got lengths {low} to "
-                f"{high}; cut or pad them in Spark, for example with slice and array_repeat"
-            )
+        if low is not None and not _fits(column, low, high):
+            problems.append(_length_problem(column, low, high))
         if facts.inner_nulls[column.name] and column.nulls != "fill":
             problems.append(
                 f"column {column.name!r}: expected no nulls inside its arrays, got {facts.inner_nulls[column.name]}; "
                 f"say nulls={{{column.name!r}: ('fill', value)}} or fill them in Spark with transform"
             )
-        lengths[column.name] = wanted or 0
+        if column.shape[0] is not None:
+            lengths[column.name] = column.shape[0]
+        elif column.layout == "fixed" and low == high:
+            lengths[column.name] = low or 0
     if problems:
         raise DataError("\n".join(problems))
     return lengths
+
+
+def _fits(column: Column, low: int, high: int) -> bool:
+    """Whether arrays of ``low`` to ``high`` values are what was declared."""
+    length = column.shape[0]
+    if length is None:
+        return low == high or column.spark_type != "vector"
+    return high <= length if column.layout == "padded" else low == high == length
+
+
+def _length_problem(column: Column, low: int, high: int) -> str:
+    length = column.shape[0]
+    wanted = "one length" if length is None else f"length {length}"
+    name = f"dtypes={{{column.name!r}"
+    remedy = (
+        f"say {name}: '{column.dtype}[*]'}} for a ragged tensor, or {name}: '{column.dtype}[<={high}]'}} to pad them"
+    )
+    if column.spark_type == "vector":
+        remedy = "the vectors of a column have one size"
+    return (
+        f"column {column.name!r}: expected {column.spark_type} values of "
+        f"{'at most ' if column.layout == 'padded' else ''}{wanted}, got lengths {low} to {high}; {remedy}"
+    )
 
 
 def _value(value: SparkColumn, column: Column, stored: bool = False) -> SparkColumn:
@@ -240,7 +264,17 @@ def _value(value: SparkColumn, column: Column, stored: bool = False) -> SparkCol
     convert = _TIMES.get(element_type(column.spark_type)) if stored else None
     if convert is None:
         return value
-    return F.transform(value, convert) if column.shape else convert(value)
+    for _ in column.shape:
+        convert = partial(F.transform, f=convert)
+    return convert(value)
+
+
+def _is_null(value: SparkColumn) -> SparkColumn:
+    return value.isNull()
+
+
+def _is_there(value: SparkColumn) -> SparkColumn:
+    return value.isNotNull()
 
 
 def _days(value: SparkColumn) -> SparkColumn:

@@ -12,9 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import worker_context
-from tfdist.data.reader import Block, Blocks, Reading, cut, steps_of
-from tfdist.data.schema import Column, Schema
+from tfdist.data.reader import Block, Blocks, Reading
+from tfdist.data.schema import Schema, Tensor
 from tfdist.data.shards import Share
+from tfdist.data.values import Ragged, Text, Values
 from tfdist.errors import ConfigError
 
 _AHEAD = 1  # blocks; the reader works a round ahead by itself
@@ -27,11 +28,21 @@ _FEWEST_STEPS = 8
 
 def element_spec(schema: Schema) -> Any:
     """The ``tf.TensorSpec`` of a batch: a dict of columns, or (dict, label); the first dimension is the rows."""
-    specs = {t.name: tf.TensorSpec((None, *t.shape), t.dtype) for t in schema.inputs}
-    if schema.label is None:
-        return specs
-    label = schema.column(schema.label)
-    return specs, tf.TensorSpec((None, *label.shape), label.dtype)
+    specs = {t.name: _batch_spec(t) for t in schema.inputs}
+    return specs if schema.label is None else (specs, _batch_spec(schema.column(schema.label).tensors[0]))
+
+
+def _batch_spec(tensor: Tensor) -> Any:
+    if None in tensor.shape:
+        return tf.RaggedTensorSpec((None, *tensor.shape), tensor.dtype, len(tensor.shape), tf.int64)
+    return tf.TensorSpec((None, *tensor.shape), tensor.dtype)
+
+
+def as_tensor(values: Values) -> Any:
+    """Values of :func:`tfdist.data.batch_from_arrow` as a model takes them: a ``tf.Tensor`` or ``tf.RaggedTensor``."""
+    if isinstance(values, Ragged):
+        return tf.RaggedTensor.from_row_splits(as_tensor(values.values), values.splits, validate=False)
+    return tf.convert_to_tensor(values)
 
 
 def dataset(reading: Reading, epoch: int, start_step: int, repeat: bool) -> Any:
@@ -144,20 +155,20 @@ class _Iterations:
         """Blocks of an iteration before its last batch; the last of them may be without a step."""
         return np.int64(len(self._blocks(int(number))))
 
-    def block(self, number: Any, index: Any) -> Block:
+    def block(self, number: Any, index: Any) -> list[np.ndarray]:
         """A block of an iteration, without the last batch of the epoch."""
         blocks = self._blocks(int(number))
         block = blocks[int(index)]
-        return block if self._endless or index + 1 < len(blocks) else cut(block, 0, steps_of(block) - 1)
+        return _flat(block if self._endless or index + 1 < len(blocks) else block.cut(0, block.steps - 1))
 
-    def last(self, number: Any) -> Block:
+    def last(self, number: Any) -> list[np.ndarray]:
         """The last batch of an iteration, with which its epoch ends."""
         blocks = self._blocks(int(number))
         block = blocks[len(blocks) - 1]
         with self._lock:
             self._epoch, self._start_step = self._started[int(number)][0] + 1, 0
             self._open.pop(int(number)).close()
-        return cut(block, steps_of(block) - 1, None)
+        return _flat(block.cut(block.steps - 1, block.steps))
 
     def _blocks(self, number: int) -> Blocks:
         with self._lock:
@@ -178,36 +189,59 @@ def _batches(schema: Schema, indices: Any, call: Any, ahead: int = _AHEAD) -> An
         call: function of such an element: a function that returns a block, and its arguments.
         ahead: blocks to make before they are needed.
     """
-    signature: list[Any] = []
-    for column in schema.columns:
-        for tensor in column.tensors:
-            text = tensor.dtype == "string"
-            signature.append(tf.TensorSpec((None, None, *tensor.shape), "int32" if text else tensor.dtype))
-            if text:
-                signature.append(tf.TensorSpec((None,), "string"))
+    signature = [spec for tensor in schema.tensors for spec in _flat_specs(tensor)]
 
     def block(index: Any) -> Any:
         function, *arguments = call(index)
-        parts = tf.numpy_function(function, arguments, [spec.dtype for spec in signature])
-        return _structured(schema, [tf.ensure_shape(p, spec.shape) for p, spec in zip(parts, signature, strict=True)])
+        arrays = tf.numpy_function(function, arguments, [spec.dtype for spec in signature])
+        return _structured(schema, [tf.ensure_shape(a, spec.shape) for a, spec in zip(arrays, signature, strict=True)])
 
     made = indices.map(block)
     return (made.prefetch(ahead) if ahead else made).unbatch()
 
 
-def _structured(schema: Schema, parts: list[Any]) -> Any:
-    features: dict[str, Any] = {}
-    label = None
-    for column in schema.columns:
-        for name, values in _tensors(column, parts):
-            if column.name == schema.label:
-                label = values
-            else:
-                features[name] = values
-    return features if label is None else (features, label)
+def _flat(block: Block) -> list[np.ndarray]:
+    """The arrays of a block, as :func:`_flat_specs` lists them."""
+    return [array for tensor in block.tensors for array in _arrays(tensor, (block.steps, block.rows))]
 
 
-def _tensors(column: Column, parts: list[Any]) -> Iterator[tuple[str, Any]]:
-    for tensor in column.tensors:
-        values = parts.pop(0)
-        yield tensor.name, tf.gather(parts.pop(0), values) if tensor.dtype == "string" else values
+def _arrays(values: Values, shape: tuple[int, ...]) -> list[np.ndarray]:
+    if isinstance(values, Ragged):
+        return [np.diff(values.splits).reshape(shape), *_arrays(values.values, (-1,))]
+    if isinstance(values, Text):
+        return [*_arrays(values.codes, shape), values.values]
+    return [values.reshape(*shape, *values.shape[1:])]
+
+
+def _flat_specs(tensor: Tensor) -> list[Any]:
+    """What a tensor's block consists of: lengths of lists, outer ones first, then values, of text codes and values."""
+    depth = len(tensor.shape) if None in tensor.shape else 0
+    specs = [tf.TensorSpec((None,) * (1 if level else 2), tf.int64) for level in range(depth)]
+    shape = (None,) if depth else (None, None, *tensor.shape)
+    if tensor.dtype == "string":
+        return [*specs, tf.TensorSpec(shape, "int32"), tf.TensorSpec((None,), "string")]
+    return [*specs, tf.TensorSpec(shape, tensor.dtype)]
+
+
+def _structured(schema: Schema, arrays: list[Any]) -> Any:
+    parts = iter(arrays)
+    tensors = {tensor.name: _tensor(tensor, parts) for tensor in schema.tensors}
+    if schema.label is None:
+        return tensors
+    label = tensors.pop(schema.label)
+    return tensors, label
+
+
+def _tensor(tensor: Tensor, parts: Iterator[Any]) -> Any:
+    """``[steps, rows, *shape]`` out of the next arrays of a block."""
+    lengths = [next(parts) for _ in tensor.shape] if None in tensor.shape else []
+    values = next(parts)
+    if tensor.dtype == "string":
+        values = tf.gather(next(parts), values)
+    for inner in reversed(lengths[1:]):
+        values = tf.RaggedTensor.from_row_lengths(values, inner, validate=False)
+    if lengths:
+        steps, rows = tf.unstack(tf.shape(lengths[0], tf.int64))
+        values = tf.RaggedTensor.from_row_lengths(values, tf.reshape(lengths[0], [-1]), validate=False)
+        values = tf.RaggedTensor.from_uniform_row_length(values, rows, steps, validate=False)
+    return values

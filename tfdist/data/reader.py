@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tfdist.data.columns import Text, Values, values_of
+from tfdist.data.columns import values_of
 from tfdist.data.manifest import Manifest
 from tfdist.data.schema import Column
 from tfdist.data.shards import ALONE, Epoch, Round, Share, lane_count, plan_batches
+from tfdist.data.values import Values, gathered, joined, part
 from tfdist.errors import DataError
 
 MIXED_BYTES = 16 * 2**20
@@ -26,10 +25,25 @@ IN_ORDER_BYTES = 4 * 2**20
 """Most memory of the rows that are read together in the order of the source; a row group at most."""
 
 _OPEN_FILES = 16
-_ALIGNMENT = 64  # TensorFlow takes over arrays at such addresses and copies others
 
-Block = list[np.ndarray]
-"""For each tensor ``[steps, rows, *shape]``; for text its codes, followed by the distinct values ``[distinct]``."""
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive batches of equal size.
+
+    Args:
+        steps: how many.
+        rows: of each batch.
+        tensors: for each tensor ``steps * rows`` rows.
+    """
+
+    steps: int
+    rows: int
+    tensors: list[Values]
+
+    def cut(self, start: int, stop: int) -> Block:
+        """The steps from ``start`` to ``stop``."""
+        return Block(stop - start, self.rows, [part(t, start * self.rows, stop * self.rows) for t in self.tensors])
 
 
 @dataclass(frozen=True)
@@ -117,7 +131,7 @@ class Blocks:
         if self._held != wanted:
             self._read(*wanted)
         taken = self._held_blocks[place]
-        return cut(taken, self._first_place, None) if index == 0 and self._first_place else taken
+        return taken.cut(self._first_place, taken.steps) if index == 0 and self._first_place else taken
 
     def close(self) -> None:
         """Stop reading ahead; what is asked for afterwards is read anew."""
@@ -135,8 +149,8 @@ class Blocks:
             following = (number + 1, 0)
         if following[0] == number or self._endless:
             self._groups.want(following[0], self._planned(*following))
-        columns = self._reading.manifest.schema.columns
-        self._held_blocks = _assemble(planned, self._groups.taken(number, planned), columns)
+        tensors = len(self._reading.manifest.schema.tensors)
+        self._held_blocks = _assemble(planned, self._groups.taken(number, planned), tensors)
         self._held = number, round_number
         self._groups.drop(number, planned)
 
@@ -151,17 +165,6 @@ class Blocks:
             self._epochs = {n: epoch for n, epoch in self._epochs.items() if n >= number - 1}
             self._epochs[number] = self._reading.epoch(number)
         return self._epochs[number]
-
-
-def steps_of(block: Block) -> int:
-    """Steps of a block."""
-    return len(block[0])
-
-
-def cut(block: Block, start: int, stop: int | None) -> Block:
-    """Some steps of a block."""
-    # Distinct values of texts are for all steps.
-    return [part if part.dtype == object else part[start:stop] for part in block]
 
 
 Group = list[Values]
@@ -254,87 +257,39 @@ class _RowGroups:
         return DataError(f"{self._path(number)}: expected row groups of {rows} rows, got {got}; the file was changed")
 
 
-def _assemble(planned: Round, groups: dict[int, Group], columns: Sequence[Column]) -> list[Block]:
+def _assemble(planned: Round, groups: dict[int, Group], tensors: int) -> list[Block]:
     """The blocks of a round."""
-    tensors = sum(len(c.tensors) for c in columns)
-    blocks: list[Block] = [[] for _ in planned.blocks]
+    blocks = [Block(steps, rows, []) for steps, rows in planned.blocks]
     places = _places(planned)
     for tensor in range(tensors):
-        values: dict[int, Any] = {group: held[tensor] for group, held in groups.items()}
-        if isinstance(next(iter(values.values())), Text):
-            codes, distinct = _one_code(values)
-            for block, part in zip(blocks, _mixed(planned, codes, places), strict=True):
-                block += [part, distinct]
-        else:
-            for block, part in zip(blocks, _mixed(planned, values, places), strict=True):
-                block.append(part)
+        pieces = (p for pool in planned.pools for p in pool.pieces)
+        rows = joined([part(groups[p.group][tensor], p.start, p.stop) for p in pieces])
+        for block, chosen in zip(blocks, places, strict=True):
+            if isinstance(chosen, int):
+                # A view of a row group: the pipeline cuts batches out of it by copying, so nobody writes to it.
+                block.tensors.append(part(rows, chosen, chosen + block.steps * block.rows))
+            else:
+                block.tensors.append(gathered(rows, chosen))
     return blocks
 
 
-def _one_code(values: dict[int, Any]) -> tuple[dict[int, np.ndarray], np.ndarray]:
-    """Codes of several row groups as codes into the values of all."""
-    codes, first = {}, 0
-    for group, text in values.items():
-        codes[group] = text.codes + np.int32(first) if first else text.codes
-        first += len(text.values)
-    return codes, np.concatenate([text.values for text in values.values()])
-
-
-def _mixed(planned: Round, values: dict[int, np.ndarray], chosen: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """One tensor of a round's blocks, each ``[steps, rows, *shape]``.
-
-    A block may be a view of a row group: the pipeline cuts batches out of it by copying, so nobody writes to it.
-
-    Args:
-        planned: the round.
-        values: the tensor by row group.
-        chosen: see :func:`_places`.
-    """
-    rows = _joined([values[p.group][p.start : p.stop] for pool in planned.pools for p in pool.pieces])
-    made: list[np.ndarray] = []
-    for places in chosen:
-        if places.ndim == 0:
-            start, (steps, local) = int(places), planned.blocks[len(made)]
-            made.append(rows[start : start + steps * local].reshape(steps, local, *rows.shape[1:]))
-        else:
-            block = _aligned((*places.shape, *rows.shape[1:]), rows.dtype)
-            # Places are in range; with the mode "raise" numpy would gather into a copy first.
-            made.append(np.take(rows, places, axis=0, out=block, mode="clip"))
-    return made
-
-
-def _places(planned: Round) -> list[np.ndarray]:
+def _places(planned: Round) -> list[np.ndarray | int]:
     """Where a round's blocks lie in its pools, laid end to end.
 
     Returns:
-        For each block ``[steps, rows] int64``, or the place of the first row where all of them follow it.
+        For each block ``[steps * rows] int64``, or the place of the first row where all of them follow it.
     """
-    found = [np.empty(shape, np.int64) for shape in planned.blocks]
+    found: list[np.ndarray | int] = [np.empty(shape, np.int64) for shape in planned.blocks]
     before = 0
     for pool in planned.pools:
         for take in pool.takes:
-            local = planned.blocks[take.block][1]
-            if pool.order is None and take.width == take.last - take.first == local:
-                found[take.block] = np.array(before + take.offset)
+            if pool.order is None and take.width == take.last - take.first == planned.blocks[take.block][1]:
+                found[take.block] = before + take.offset
                 continue
-            end = take.offset + take.count * take.width
+            block, end = found[take.block], take.offset + take.count * take.width
+            assert isinstance(block, np.ndarray)
             order = np.arange(take.offset, end) if pool.order is None else pool.order[take.offset : end]
-            part = order.reshape(take.count, take.width)[:, take.first : take.last]
-            np.add(part, before, out=found[take.block][:, take.column : take.column + part.shape[1]])
+            columns = order.reshape(take.count, take.width)[:, take.first : take.last]
+            np.add(columns, before, out=block[:, take.column : take.column + columns.shape[1]])
         before += pool.rows
-    return found
-
-
-def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """The parts after one another; in new memory where there are several."""
-    if len(parts) == 1:
-        return parts[0]
-    out = _aligned((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].dtype)
-    return np.concatenate(parts, out=out)
-
-
-def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    size = int(np.prod(shape)) * dtype.itemsize
-    raw = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + size].view(dtype).reshape(shape)
+    return [block if isinstance(block, int) else block.reshape(-1) for block in found]

@@ -25,15 +25,21 @@ from tfdist.errors import ConfigError, DataError
 NullPolicy = Literal["error", "drop", "mask", "fill"]
 Nulls = Mapping[str, "str | tuple[str, Any]"]
 _POLICIES = "'error', 'drop', 'mask' or ('fill', value)"
-_DTYPE = re.compile(r"([a-z0-9]*)(?:\[(\d+)\])?")
+Layout = Literal["fixed", "padded", "ragged"]
+_DTYPE = re.compile(r"(scaled )?([a-z0-9]*)(?:\[(<=)?(\d+|\*)\])?")
 
 
 class Tensor(NamedTuple):
-    """One tensor of a batch: ``[rows, *shape]``, None for a length not known yet."""
+    """One tensor of a batch: ``[rows, *shape]``, ragged where a length is None."""
 
     name: str
     dtype: str
     shape: tuple[int | None, ...]
+
+    @property
+    def text(self) -> str:
+        """For a person to read, for example ``float32[10]``, and ``*`` for a length that varies."""
+        return f"{self.dtype}[{', '.join('*' if n is None else str(n) for n in self.shape)}]"
 
 
 @dataclass(frozen=True)
@@ -64,10 +70,12 @@ class Column:
         file_name: its name in the Parquet files.
         spark_type: Spark's ``simpleString``, or ``vector``.
         dtype: name of the tensor's dtype, ``string`` for text and bytes.
-        shape: of one row; ``(None,)`` for an array whose length is not known yet.
+        shape: of one row; None for a length that varies, or is not known yet.
         nullable: whether the source may hold nulls.
         nulls: what happens to them.
         fill: the value in their place, for ``fill``.
+        layout: of arrays: ``fixed`` length, shorter ones ``padded`` to a length, or ``ragged``.
+        scaled: whether a decimal becomes the whole number of its last digit's units.
     """
 
     name: str
@@ -78,6 +86,16 @@ class Column:
     nullable: bool = True
     nulls: NullPolicy = "error"
     fill: bool | int | float | str | None = None
+    layout: Layout = "fixed"
+    scaled: bool = False
+
+    @property
+    def declared(self) -> str:
+        """What ``dtypes`` would say to get this tensor."""
+        length = self.shape[0] if len(self.shape) == 1 else None
+        wanted = "*" if length is None else f"<={length}" if self.layout == "padded" else str(length)
+        known = len(self.shape) == 1 and (length is not None or self.layout == "ragged")
+        return f"{'scaled ' if self.scaled else ''}{self.dtype}{f'[{wanted}]' if known else ''}"
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -114,8 +132,10 @@ class Schema:
             features: columns to read, in this order; by default all but the label.
             label: the column to learn.
             nulls: column to ``"error"`` (the default), ``"drop"``, ``"mask"`` or ``("fill", value)``.
-            dtypes: column to the dtype to cast to, for example ``"float32"``; ``"float32[64]"`` also declares the
-                length of an array.
+            dtypes: column to the dtype to cast to, for example ``"float32"``; ``"scaled int64"`` keeps all digits of a
+                decimal, as the number of its last digit's units. For arrays ``"float32[64]"`` also declares the
+                length, ``"float32[<=64]"`` pads shorter ones at the end (with the fill value, else 0 or the empty
+                text), ``"float32[*]"`` is a ragged tensor.
 
         Raises:
             DataError: a column is missing or has a type that becomes no tensor.
@@ -186,12 +206,19 @@ class Schema:
         raise DataError(f"column {name!r}: not in the data{_nearest(name, [c.name for c in self.columns])}")
 
     def with_lengths(self, lengths: Mapping[str, int]) -> Schema:
-        """The same schema with the lengths of arrays and vectors decided.
+        """The same schema with the lengths of arrays and vectors decided; those without one are ragged.
 
         Args:
             lengths: column name to values in a row.
         """
-        columns = (replace(c, shape=(lengths[c.name],)) if c.name in lengths else c for c in self.columns)
+        columns = (
+            replace(c, shape=(lengths[c.name],))
+            if c.name in lengths
+            else replace(c, layout="ragged")
+            if None in c.shape
+            else c
+            for c in self.columns
+        )
         return replace(self, columns=tuple(columns))
 
     def keras_inputs(self) -> dict[str, Any]:
@@ -199,14 +226,17 @@ class Schema:
         import keras
 
         # Keras keeps '/' for paths of variables.
-        return {t.name: keras.Input(t.shape, dtype=t.dtype, name=t.name.replace("/", "|")) for t in self.inputs}
+        return {
+            t.name: keras.Input(t.shape, dtype=t.dtype, name=t.name.replace("/", "|"), ragged=None in t.shape or None)
+            for t in self.inputs
+        }
 
     def describe(self) -> str:
         """The element spec as text: one ``name: dtype[shape]`` a line, the label marked."""
-        lines = [f"{t.name}: {t.dtype}{list(t.shape)}" for t in self.inputs]
+        lines = [f"{t.name}: {t.text}" for t in self.inputs]
         if self.label is not None:
-            label = self.column(self.label)
-            lines.append(f"label {label.name}: {label.dtype}{list(label.shape)}")
+            label = self.column(self.label).tensors[0]
+            lines.append(f"label {label.name}: {label.text}")
         return "\n".join(lines)
 
     def to_json(self) -> str:
@@ -245,22 +275,30 @@ def _column(field: Field, policy: str | tuple[str, Any], wanted: str | None) -> 
         raise DataError(
             f"column {field.name!r}: the type {field.spark_type} becomes no tensor; {way_out(field.spark_type)}"
         )
-    dtype, length = tensor.dtype, field.length
+    dtype, length, scaled = tensor.dtype, field.length, False
+    layout: Layout = "ragged" if tensor.depth > 1 else "fixed"
     if wanted is not None:
         parsed = _DTYPE.fullmatch(wanted)
         where = f"dtypes[{field.name!r}]"
-        if parsed is None or (parsed[1] and parsed[1] not in DTYPES) or not wanted:
+        if parsed is None or (parsed[2] and parsed[2] not in DTYPES) or not wanted:
             raise ConfigError(f"{where}: expected one of {', '.join(DTYPES)}, got {wanted!r}{_nearest(wanted, DTYPES)}")
-        if parsed[2] and not tensor.has_length:
+        if parsed[4] and tensor.depth != 1:
             raise ConfigError(f"{where}: expected no length for the type {field.spark_type}, got {wanted!r}")
-        length = int(parsed[2]) if parsed[2] else length
-        problem = cast_problem(field.spark_type, dtype, parsed[1] or dtype)
+        if parsed[4] == "*" and (parsed[3] or field.spark_type == "vector"):
+            raise ConfigError(f"{where}: expected a number as the length, got {wanted!r}")
+        if parsed[4]:
+            length = None if parsed[4] == "*" else int(parsed[4])
+            layout = "ragged" if length is None else "padded" if parsed[3] else "fixed"
+        scaled = bool(parsed[1])
+        problem = cast_problem(field.spark_type, dtype, parsed[2] or dtype, scaled)
         if problem:
             raise ConfigError(f"{where}: {field.spark_type} cannot be cast to {wanted}; {problem}")
-        dtype = parsed[1] or dtype
+        dtype = parsed[2] or dtype
     nulls, fill = _policy(field.name, policy, dtype)
-    shape = (length,) if tensor.has_length else ()
-    return Column(field.name, field.file_name, field.spark_type, dtype, shape, field.nullable, nulls, fill)
+    shape = (length,) if tensor.depth == 1 else (None,) * tensor.depth
+    return Column(
+        field.name, field.file_name, field.spark_type, dtype, shape, field.nullable, nulls, fill, layout, scaled
+    )
 
 
 def _policy(name: str, policy: Any, dtype: str) -> tuple[NullPolicy, Any]:

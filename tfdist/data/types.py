@@ -44,8 +44,11 @@ _SCALARS = {
 _SHORT = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
 _DECIMAL = re.compile(r"decimal\((\d+),\s*(-?\d+)\)")
 _ARRAY = re.compile(r"array<(.*)>")
+_MOST_DEPTH = 2
 EXACT_DECIMAL_DIGITS = 15
 """Decimals of up to so many digits survive as float64 (IEEE 754, DBL_DIG)."""
+SCALED_DECIMAL_DIGITS = 18
+"""Decimals of up to so many digits, times a power of ten, fit int64."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,11 @@ class TensorType:
 
     Args:
         dtype: name of the tensor's dtype.
-        has_length: whether a row is a vector instead of a single value.
+        depth: 0 for a single value, 1 for an array or vector, 2 for an array of arrays.
     """
 
     dtype: str
-    has_length: bool
+    depth: int
 
 
 def simple_type(json_type: Any) -> str:
@@ -85,18 +88,15 @@ def simple_type(json_type: Any) -> str:
 def tensor_type(spark_type: str) -> TensorType | None:
     """The tensor of a type, or None when it has none."""
     if spark_type == "vector":
-        return TensorType("float64", True)
-    array = _ARRAY.fullmatch(spark_type)
-    element = _scalar(array[1] if array else spark_type)
-    return None if element is None else TensorType(element, array is not None)
+        return TensorType("float64", 1)
+    element, depth = _innermost(spark_type)
+    dtype = _scalar(element)
+    return None if dtype is None or depth > _MOST_DEPTH else TensorType(dtype, depth)
 
 
 def element_type(spark_type: str) -> str:
-    """The type of a single value: the element of an array or a vector, else the type itself."""
-    if spark_type == "vector":
-        return "double"
-    array = _ARRAY.fullmatch(spark_type)
-    return array[1] if array else spark_type
+    """The type of a single value: what arrays or a vector hold, else the type itself."""
+    return "double" if spark_type == "vector" else _innermost(spark_type)[0]
 
 
 def decimal_digits(spark_type: str) -> int | None:
@@ -115,19 +115,31 @@ def way_out(spark_type: str) -> str:
         return "take the values out with variant_get(col, path, type)"
     if spark_type == "void":
         return "it has no values; leave it out with features=[...] or cast it"
-    if spark_type.startswith("array<array<"):
-        return "flatten it to arrays of one fixed length with flatten(col)"
+    if spark_type.startswith("array<array<array<"):
+        return "flatten it to arrays of arrays with flatten(col)"
     return "cast it to a number, a string or an array of numbers, or leave it out with features=[...]"
 
 
-def cast_problem(spark_type: str, natural: str, wanted: str) -> str | None:
+def cast_problem(spark_type: str, natural: str, wanted: str, scaled: bool = False) -> str | None:
     """Why values of a type cannot be cast to the dtype ``wanted``; None when they can."""
+    if scaled:
+        digits = decimal_digits(spark_type)
+        if digits is None or wanted != "int64":
+            return "only decimals are scaled, to int64"
+        return None if digits <= SCALED_DECIMAL_DIGITS else f"int64 holds {SCALED_DECIMAL_DIGITS} digits; use 'string'"
     if wanted == natural:
         return None
     if wanted == "string":
         whole = natural.startswith("int") and element_type(spark_type) in ("tinyint", "smallint", "int", "bigint")
         return None if whole or decimal_digits(spark_type) else "only whole numbers and decimals become text"
     return "cast text to numbers in Spark" if natural == "string" else None
+
+
+def _innermost(spark_type: str) -> tuple[str, int]:
+    depth = 0
+    while array := _ARRAY.fullmatch(spark_type):
+        spark_type, depth = array[1], depth + 1
+    return spark_type, depth
 
 
 def _scalar(spark_type: str) -> str | None:

@@ -15,9 +15,10 @@ import pyarrow as pa
 
 from tfdist.data.columns import batch_from_arrow, rows_kept
 from tfdist.data.schema import Schema
+from tfdist.data.values import Ragged
 from tfdist.environ import scoped_environ
 
-Predict = Callable[[Mapping[str, np.ndarray]], np.ndarray]
+Predict = Callable[[Mapping[str, np.ndarray | Ragged]], np.ndarray]
 """Tensors by name, each ``[rows, *shape]``, to predictions ``[rows]`` or ``[rows, width]``."""
 
 _loaded: dict[str, Predict] = {}
@@ -118,6 +119,8 @@ def _load(file: ModelFile) -> Predict:
         import keras
         import tensorflow as tf
 
+        from tfdist.data.pipeline import as_tensor
+
     with suppress(RuntimeError):  # TensorFlow already runs in this process, as somebody else set it up
         # Spark runs one Python worker per core, and schedules no GPU for it.
         tf.config.threading.set_intra_op_parallelism_threads(1)
@@ -129,8 +132,8 @@ def _load(file: ModelFile) -> Predict:
         model = keras.saving.load_model(path, compile=False)
     model.jit_compile = False  # compiling for each number of rows costs more than it saves
 
-    def predict(tensors: Mapping[str, np.ndarray]) -> np.ndarray:
-        given: Any = {name: tf.convert_to_tensor(values) for name, values in tensors.items()}
+    def predict(tensors: Mapping[str, np.ndarray | Ragged]) -> np.ndarray:
+        given: Any = {name: as_tensor(values) for name, values in tensors.items()}
         if file.one_input:
             (given,) = given.values()
         return np.asarray(model.predict_on_batch(given))

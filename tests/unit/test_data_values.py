@@ -1,0 +1,46 @@
+"""Columns in memory: lists of varying length are cut, joined and gathered as Python's lists are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfdist.data.values import Ragged, Text, Values, gathered, joined, part, rows_of
+
+ROWS = st.lists(st.lists(st.lists(st.sampled_from([b"a", b"b", b"c"]), max_size=3), max_size=3), min_size=1, max_size=8)
+
+
+def made(rows: list[Any], depth: int) -> Values:
+    """Nested lists of bytes as values."""
+    if not depth:
+        distinct = np.array(sorted(set(rows)), object)
+        return Text(np.array([list(distinct).index(r) for r in rows], np.int32), distinct)
+    splits = np.cumsum([0, *map(len, rows)])
+    return Ragged(made([value for row in rows for value in row], depth - 1), splits)
+
+
+def listed(values: Values) -> list[Any]:
+    """The same back."""
+    if isinstance(values, Ragged):
+        inner = listed(values.values)
+        return [inner[a:b] for a, b in zip(values.splits, values.splits[1:], strict=False)]
+    assert isinstance(values, Text)
+    return list(values.values[values.codes])
+
+
+@given(ROWS, ROWS, st.data())
+def test_lists_of_lists_behave_like_lists(one: list[Any], other: list[Any], data: st.DataObject) -> None:
+    """Any part, any joining and any choice of rows, repeated or not, holds what Python's lists would."""
+    rows = [*one, *other, *one]
+    first = made(one, 2)
+    values = joined([first, made(other, 2), first])
+    assert listed(values) == rows
+    assert rows_of(values) == len(rows)
+    start = data.draw(st.integers(0, len(rows)))
+    stop = data.draw(st.integers(start, len(rows)))
+    assert listed(part(values, start, stop)) == rows[start:stop]
+    places = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=12))
+    assert listed(gathered(values, np.array(places, np.int64))) == [rows[i] for i in places]

@@ -1,0 +1,117 @@
+"""Columns in memory: numbers, texts by their codes, lists of varying length; cut, joined and gathered alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_ALIGNMENT = 64  # TensorFlow takes over arrays at such addresses and copies others
+
+
+class Text(NamedTuple):
+    """Strings as codes into distinct values, which is how Parquet keeps them.
+
+    Args:
+        codes: ``[rows, ...] int32``.
+        values: ``[distinct] object``, each ``bytes``.
+    """
+
+    codes: np.ndarray
+    values: np.ndarray
+
+
+class Ragged(NamedTuple):
+    """Lists of varying length.
+
+    Args:
+        values: of all lists, end to end; lists themselves where lists hold lists.
+        splits: ``[rows + 1] int64``; row ``i`` holds the values from ``splits[i]`` to ``splits[i + 1]``, from 0 on.
+    """
+
+    values: Values
+    splits: np.ndarray
+
+
+Values = np.ndarray | Text | Ragged
+"""A tensor of a column, its rows along the first dimension."""
+
+
+def rows_of(values: Values) -> int:
+    """How many rows there are."""
+    if isinstance(values, Ragged):
+        return len(values.splits) - 1
+    return len(values.codes if isinstance(values, Text) else values)
+
+
+def part(values: Values, start: int, stop: int) -> Values:
+    """The rows from ``start`` to ``stop``, as a view."""
+    if isinstance(values, Ragged):
+        splits = values.splits[start : stop + 1]
+        first = int(splits[0])
+        return Ragged(part(values.values, first, int(splits[-1])), splits - first if first else splits)
+    if isinstance(values, Text):
+        return Text(values.codes[start:stop], values.values)
+    return values[start:stop]
+
+
+def joined(parts: Sequence[Values]) -> Values:
+    """The parts after one another; in new memory where there are several."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if isinstance(first, Ragged):
+        lengths = [np.diff(p.splits) for p in parts if isinstance(p, Ragged)]
+        return Ragged(joined([p.values for p in parts if isinstance(p, Ragged)]), _splits(np.concatenate(lengths)))
+    if isinstance(first, Text):
+        return _joined_texts([p for p in parts if isinstance(p, Text)])
+    arrays = [p for p in parts if isinstance(p, np.ndarray)]
+    out = aligned((sum(map(len, arrays)), *first.shape[1:]), first.dtype)
+    return np.concatenate(arrays, out=out)
+
+
+def gathered(values: Values, places: np.ndarray) -> Values:
+    """The rows at ``places``, ``[n] int64``, all of which exist; in new memory."""
+    if isinstance(values, Ragged):
+        starts = values.splits[places]
+        splits = _splits(values.splits[places + 1] - starts)
+        flat = np.repeat(starts - splits[:-1], np.diff(splits)) + np.arange(splits[-1])
+        return Ragged(gathered(values.values, flat), splits)
+    if isinstance(values, Text):
+        return Text(_taken(values.codes, places), values.values)
+    return _taken(values, places)
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """A new array that TensorFlow can take over without a copy."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT
+    return raw[start : start + size].view(dtype).reshape(shape)
+
+
+def _taken(array: np.ndarray, places: np.ndarray) -> np.ndarray:
+    # Places are in range; with the mode "raise" numpy would gather into a copy first.
+    out = aligned((len(places), *array.shape[1:]), array.dtype)
+    return np.take(array, places, axis=0, out=out, mode="clip")
+
+
+def _joined_texts(parts: Sequence[Text]) -> Text:
+    """Codes into the distinct values of all parts; those of one row group are the same array."""
+    starts: dict[int, int] = {}
+    distinct: list[np.ndarray] = []
+    codes = []
+    for text in parts:
+        if id(text.values) not in starts:
+            starts[id(text.values)] = sum(map(len, distinct))
+            distinct.append(text.values)
+        start = np.int32(starts[id(text.values)])
+        codes.append(text.codes + start if start else text.codes)
+    return Text(np.concatenate(codes), distinct[0] if len(distinct) == 1 else np.concatenate(distinct))
+
+
+def _splits(lengths: np.ndarray) -> np.ndarray:
+    splits = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=splits[1:])
+    return splits
