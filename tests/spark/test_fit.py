@@ -100,6 +100,39 @@ def test_any_number_of_workers_trains_to_the_same_weights(
     assert_equal(on_spark, other)
 
 
+def build_bags(schema: tfdist.data.Schema) -> Any:
+    import keras
+
+    inputs = schema.keras_inputs()
+    words = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(20, 4)(inputs["ids"]))
+    model = keras.Model(inputs, keras.layers.Dense(1)(words))
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
+    return model
+
+
+def test_lists_of_varying_length_train_and_are_scored(spark: SparkSession, tmp_path: Path) -> None:
+    """Ragged ids in an embedding, unequally long on each worker: one and two workers agree, and Spark scores them."""
+    rng = np.random.default_rng(3)
+    ids = [rng.integers(0, 20, rng.integers(1, 6)).tolist() for _ in range(101)]
+    df = spark.createDataFrame([(i, float(sum(i) / 10)) for i in ids], "ids array<int>, y float").coalesce(1)
+    train = tfdist.data.from_dataframe(df, label="y", cache_dir=tmp_path)
+    fit = tfdist.FitConfig(epochs=2, global_batch=16, seed=1)
+    one, two = (
+        tfdist.fit(
+            build_bags,
+            train,
+            compute=tfdist.ComputeConfig(slots=slots, launcher="local", threads_per_worker=1),
+            fit=fit,
+        )
+        for slots in (1, 2)
+    )
+    assert_equal(one, two)
+    (features,) = (x for x, _ in train.to_tf(global_batch=101, shuffle=False))
+    wanted = two.model().predict(features, verbose=0)[:, 0]
+    scored = [row["prediction"] for row in tfdist.score(df, two).collect()]
+    np.testing.assert_allclose(scored, wanted, rtol=1e-5)
+
+
 def build_convolution(schema: tfdist.data.Schema) -> Any:
     import keras
 
