@@ -164,6 +164,16 @@ def test_lists_of_varying_length_are_ragged(spark: SparkSession, tmp_path: Path)
         from_dataframe(dirty, cache_dir=tmp_path)
 
 
+def test_packs_are_kept_with_the_data(spark: SparkSession, tmp_path: Path) -> None:
+    """A frame's pack is that of its files when they are opened again, and is another data set than without."""
+    df = spark.range(0, 5, 1, 1).selectExpr("float(id) a", "float(-id) b", "id")
+    handle = from_dataframe(df, cache_dir=tmp_path, pack={"ab": ["b", "a"]})
+    assert read(handle) == {"id": [0, 1, 2, 3, 4], "ab": [[-i, i] for i in range(5)]}
+    assert from_parquet(handle.root).schema == handle.schema
+    assert from_parquet(handle.root, features=["a", "id"]).element_spec_text == "a: float32[]\nid: int64[]"
+    assert from_dataframe(df, cache_dir=tmp_path).root != handle.root
+
+
 def _listed(tensor: Any) -> list[Any]:
     return tensor.to_list() if hasattr(tensor, "to_list") else tensor.numpy().tolist()
 

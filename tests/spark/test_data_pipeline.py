@@ -192,6 +192,26 @@ def test_ragged_rows_stay_whole_in_every_order(tmp_path: Path, world: int) -> No
     assert sorted(read) == rows.tolist() != read
 
 
+def test_many_columns_are_one_tensor(tmp_path: Path) -> None:
+    """184 columns read as a matrix whose rows stay whole, in a training that takes it as it is."""
+    import keras
+
+    numbers = np.arange(184 * 700, dtype=np.float32).reshape(700, 184)
+    table = pa.table({**{f"c{i}": column for i, column in enumerate(numbers.T)}, "row": np.arange(700)})
+    pq.write_table(table, tmp_path / "part.parquet", row_group_size=300)
+    handle = from_parquet(tmp_path, label="row", pack={"x": [f"c{i}" for i in range(184)]})
+    assert handle.schema.describe().splitlines() == ["x: float32[184]", "label row: int64[]"]
+    rows = 0
+    for features, label in handle.to_tf(global_batch=64):
+        np.testing.assert_array_equal(features["x"], numbers[label.numpy()])
+        rows += len(label)
+    assert rows == 700
+    inputs = handle.schema.keras_inputs()
+    model = keras.Model(inputs, keras.layers.Dense(1)(inputs["x"]))
+    model.compile("sgd", "mse")
+    assert len(model.fit(handle.to_tf(global_batch=350), verbose=0).history["loss"]) == 1
+
+
 def read_groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of the row groups that are read from here on."""
     read: list[int] = []

@@ -170,6 +170,45 @@ def test_shorter_arrays_are_padded_to_the_declared_length() -> None:
         batch_from_arrow(long, schema)
 
 
+def test_columns_are_packed_to_a_matrix() -> None:
+    """Features of one dtype become [rows, features] in the order given, masks and other columns stay by themselves."""
+    schema = make_schema(
+        {"a": "float", "k": "string", "b": "double", "y": "int", "c": "float"},
+        label="y",
+        nulls={"a": "mask", "c": ("fill", 9.0)},
+        dtypes={"b": "float32"},
+        pack={"x": ["c", "a", "b"]},
+    )
+    assert schema.describe().splitlines() == ["a_is_null: bool[]", "k: string[]", "x: float32[3]", "label y: int32[]"]
+    assert Schema.from_json(schema.to_json()) == schema
+    rows = 1300
+    numbers = np.arange(rows, dtype=np.float32)
+    table = pa.table({"b": numbers.astype("float64") + 0.5, "a": pa.array([None, *numbers[1:].tolist()], pa.float32())})
+    table = table.append_column("c", pa.array([*(-numbers[:-1]).tolist(), None], pa.float32()))
+    batch = batch_from_arrow(table.append_column("k", pa.array(["t"] * rows)), schema)
+    wanted = np.stack([[*-numbers[:-1], 9.0], numbers, numbers + 0.5], axis=1)
+    np.testing.assert_array_equal(np.asarray(batch["x"]), wanted)
+    assert list(batch) == ["a_is_null", "k", "x"]
+
+
+@pytest.mark.parametrize(
+    ("pack", "words"),
+    [
+        ({"x": ["a", "bb"]}, "got 'bb'; did you mean 'b'"),
+        ({"x": ["a", "y"]}, "expected features, got 'y'"),
+        ({"x": ["a", "t"]}, "expected single numbers, got column 't' of type string"),
+        ({"x": ["a", "d"]}, "1 of float32, 1 of float64; cast them"),
+        ({"x": []}, "at least one column"),
+        ({"d": ["a", "b"]}, "another tensor has this name"),
+        ({"x": ["a"], "z": ["b", "a"]}, "column 'a' is packed 2 times"),
+    ],
+)
+def test_a_pack_that_makes_no_sense_is_refused(pack: dict[str, list[str]], words: str) -> None:
+    """Each wrong pack is refused with the pack's name and what to change."""
+    with pytest.raises(ConfigError, match=words):
+        make_schema({"a": "float", "b": "float", "d": "double", "t": "string", "y": "int"}, label="y", pack=pack)
+
+
 def test_a_scaled_decimal_keeps_all_digits() -> None:
     """ "scaled int64" is the number of units of the last digit, exactly, with nulls filled; 19 digits are refused."""
     values = [Decimal("9999999999999999.99"), Decimal("-0.01"), None, Decimal("1.20")]

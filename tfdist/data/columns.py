@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -10,8 +10,10 @@ import pyarrow.compute as pc
 
 from tfdist.data.schema import Column, Schema
 from tfdist.data.types import decimal_digits, element_type, tensor_type
-from tfdist.data.values import Ragged, Text, Values
+from tfdist.data.values import Ragged, Text, Values, aligned
 from tfdist.errors import DataError
+
+_PACKED_TOGETHER = 512  # rows, which stay in the processor's cache
 
 _STORAGE: dict[str, pa.DataType] = {
     "boolean": pa.bool_(),
@@ -50,12 +52,28 @@ def batch_from_arrow(table: pa.Table | pa.RecordBatch, schema: Schema) -> dict[s
     kept = rows_kept(table, schema)
     if kept is not None:
         table = table.filter(pa.array(kept))
-    arrays: dict[str, np.ndarray | Ragged] = {}
-    for name in schema.features:
-        column = schema.column(name)
-        for tensor, values in zip(column.tensors, values_of(_field(table, name), column), strict=True):
-            arrays[tensor.name] = _decoded(values)
-    return arrays
+    columns = {name: values_of(_field(table, name), schema.column(name)) for name in schema.features}
+    values = tensors_of(schema, columns)
+    return {tensor.name: _decoded(v) for tensor, v in zip(schema.inputs, values, strict=True)}
+
+
+def tensors_of(schema: Schema, columns: Mapping[str, tuple[Values, ...]]) -> list[Values]:
+    """The values of ``schema.tensors`` out of those of its columns (:func:`values_of`); the label may be left out."""
+    packed = {name for pack in schema.packs for name in pack.members}
+    tensors = [v for name in schema.features for v in columns[name][name in packed :]]
+    tensors += [_packed([columns[name][0] for name in pack.members]) for pack in schema.packs]
+    return tensors + [v for name, values in columns.items() if name == schema.label for v in values]
+
+
+def _packed(columns: Sequence[Values]) -> np.ndarray:
+    """Columns as the matrix ``[rows, columns]``."""
+    arrays = [c for c in columns if isinstance(c, np.ndarray)]
+    rows = len(arrays[0])
+    matrix = aligned((rows, len(arrays)), arrays[0].dtype)
+    for start in range(0, rows, _PACKED_TOGETHER):
+        stop = start + _PACKED_TOGETHER
+        matrix[start:stop] = np.stack([a[start:stop] for a in arrays]).T
+    return matrix
 
 
 def _decoded(values: Values) -> np.ndarray | Ragged:

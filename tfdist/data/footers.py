@@ -51,6 +51,7 @@ def from_parquet(
     label: str | None = None,
     nulls: Nulls | None = None,
     dtypes: Mapping[str, str] | None = None,
+    pack: Mapping[str, Sequence[str]] | None = None,
     name: str | None = None,
 ) -> Handle:
     """Training data from Parquet files as they lie, without Spark; only footers are read.
@@ -60,8 +61,9 @@ def from_parquet(
         features: columns to read, in this order; by default all but the label.
         label: the column to learn.
         nulls: column to ``"error"`` (the default), ``"mask"`` or ``("fill", value)``.
-        dtypes: column to the dtype to cast to, for example ``"float32"``; ``"float32[64]"`` also declares the length
-            of an array.
+        dtypes: column to the dtype to cast to, for example ``"float32"``, and how arrays are laid out; see
+            :meth:`Schema.from_spark`.
+        pack: name to numeric features of one dtype that become one tensor ``[rows, features]`` of that name.
         name: unused here; taken so that both ways in have the same arguments.
 
     Raises:
@@ -71,7 +73,7 @@ def from_parquet(
     del name
     path = Path(path).absolute()
     choose = _chosen if (path / MANIFEST).is_file() else _foreign
-    manifest = choose(path, features, label, nulls, dtypes)
+    manifest = choose(path, features, label, nulls, dtypes, pack)
     return Handle(manifest, str(default_cache_dir()))
 
 
@@ -124,6 +126,7 @@ def _chosen(
     label: str | None,
     nulls: Nulls | None,
     dtypes: Mapping[str, str] | None,
+    pack: Mapping[str, Sequence[str]] | None,
 ) -> Manifest:
     """Columns of data that :func:`tfdist.data.from_dataframe` wrote, by the names of the DataFrame."""
     held = Manifest.from_json((path / MANIFEST).read_text(), path)
@@ -145,6 +148,7 @@ def _chosen(
         label=label,
         nulls={**policies, **(nulls or {})},
         dtypes={**casts, **(dtypes or {})},
+        pack={p.name: p.members for p in held.schema.packs if chosen.issuperset(p.members)} if pack is None else pack,
     )
     _check_nulls(schema, held.null_counts)
     return replace(held, schema=schema)
@@ -156,12 +160,18 @@ def _foreign(
     label: str | None,
     nulls: Nulls | None,
     dtypes: Mapping[str, str] | None,
+    pack: Mapping[str, Sequence[str]] | None,
 ) -> Manifest:
     root, paths = _files(path)
     footers = read_footers(root, paths)
     first = footers[0]
     schema = Schema.from_fields(
-        [_field(field, footers) for field in first.schema], features=features, label=label, nulls=nulls, dtypes=dtypes
+        [_field(field, footers) for field in first.schema],
+        features=features,
+        label=label,
+        nulls=nulls,
+        dtypes=dtypes,
+        pack=pack,
     ).with_lengths({})
     for footer in footers[1:]:
         for column in schema.columns:

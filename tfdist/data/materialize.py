@@ -41,6 +41,7 @@ def from_dataframe(
     label: str | None = None,
     nulls: Nulls | None = None,
     dtypes: Mapping[str, str] | None = None,
+    pack: Mapping[str, Sequence[str]] | None = None,
     name: str | None = None,
 ) -> Handle:
     """Training data from a DataFrame, written once as Parquet.
@@ -55,7 +56,9 @@ def from_dataframe(
         features: columns to read, in this order; by default all but the label.
         label: the column to learn.
         nulls: column to ``"error"`` (the default), ``"drop"``, ``"mask"`` or ``("fill", value)``.
-        dtypes: column to the dtype to cast to, for example ``"float32"``.
+        dtypes: column to the dtype to cast to, for example ``"float32"``, and how arrays are laid out; see
+            :meth:`Schema.from_spark`.
+        pack: name to numeric features of one dtype that become one tensor ``[rows, features]`` of that name.
         name: begins the name of the folder with the files.
 
     Raises:
@@ -63,7 +66,7 @@ def from_dataframe(
             arrays of several lengths.
         ConfigError: a setting makes no sense.
     """
-    schema = Schema.from_spark(df.schema, features=features, label=label, nulls=nulls, dtypes=dtypes)
+    schema = Schema.from_spark(df.schema, features=features, label=label, nulls=nulls, dtypes=dtypes, pack=pack)
     cache = _cache_dir(cache_dir)
     plan = plan_text(df)
     source = None if plan is None else source_text(df)

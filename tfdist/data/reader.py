@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tfdist.data.columns import values_of
+from tfdist.data.columns import tensors_of, values_of
 from tfdist.data.manifest import Manifest
 from tfdist.data.schema import Column
 from tfdist.data.shards import ALONE, Epoch, Round, Share, lane_count, plan_batches
@@ -218,12 +218,14 @@ class _RowGroups:
 
     def _read(self, group: int) -> Group:
         number, place = self._places[group]
-        fragment, columns = self._manifest.fragments[number], self._manifest.schema.columns
+        fragment, schema = self._manifest.fragments[number], self._manifest.schema
         # One thread: decoding has one core, TensorFlow the others; more threads disturb each other.
-        table = self._file(number).read_row_group(place, columns=[c.file_name for c in columns], use_threads=False)
+        table = self._file(number).read_row_group(
+            place, columns=[c.file_name for c in schema.columns], use_threads=False
+        )
         if table.num_rows != fragment.row_groups[place]:
             raise self._changed(number, f"{table.num_rows} rows in row group {place}")
-        return [values for c in columns for values in self._values(table, c, number, place)]
+        return tensors_of(schema, {c.name: self._values(table, c, number, place) for c in schema.columns})
 
     def _values(self, table: pa.Table, column: Column, number: int, place: int) -> tuple[Values, ...]:
         try:

@@ -105,16 +105,31 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Pack:
+    """Columns side by side in one tensor.
+
+    Args:
+        name: of the tensor.
+        members: names of the columns, in their order.
+    """
+
+    name: str
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Schema:
     """The columns of a data set and their tensors.
 
     Args:
         columns: the features in their order, then the label.
         label: name of the label, or None.
+        packs: matrices of several features.
     """
 
     columns: tuple[Column, ...]
     label: str | None = None
+    packs: tuple[Pack, ...] = ()
 
     @staticmethod
     def from_spark(
@@ -124,6 +139,7 @@ class Schema:
         label: str | None = None,
         nulls: Nulls | None = None,
         dtypes: Mapping[str, str] | None = None,
+        pack: Mapping[str, Sequence[str]] | None = None,
     ) -> Schema:
         """Decide the tensors of a Spark schema.
 
@@ -136,12 +152,14 @@ class Schema:
                 decimal, as the number of its last digit's units. For arrays ``"float32[64]"`` also declares the
                 length, ``"float32[<=64]"`` pads shorter ones at the end (with the fill value, else 0 or the empty
                 text), ``"float32[*]"`` is a ragged tensor.
+            pack: name to numeric features of one dtype that become one tensor ``[rows, features]`` of that name.
 
         Raises:
             DataError: a column is missing or has a type that becomes no tensor.
             ConfigError: a null policy or dtype makes no sense.
         """
-        return Schema.from_fields(spark_fields(schema), features=features, label=label, nulls=nulls, dtypes=dtypes)
+        choice: Any = {"features": features, "label": label, "nulls": nulls, "dtypes": dtypes, "pack": pack}
+        return Schema.from_fields(spark_fields(schema), **choice)
 
     @staticmethod
     def from_fields(
@@ -151,6 +169,7 @@ class Schema:
         label: str | None = None,
         nulls: Nulls | None = None,
         dtypes: Mapping[str, str] | None = None,
+        pack: Mapping[str, Sequence[str]] | None = None,
     ) -> Schema:
         """As :meth:`from_spark`, for fields of any source."""
         nulls, dtypes = nulls or {}, dtypes or {}
@@ -172,12 +191,14 @@ class Schema:
         if not features:
             wrong.append("features: expected at least one column, got none")
         wrong += _mask_problems(columns, label)
+        packs = tuple(Pack(name, tuple(members)) for name, members in (pack or {}).items())
+        wrong += _pack_problems(packs, [c for c in columns if c.name != label], missing)
         if missing:
             raise DataError("\n".join([*missing, *wrong]))
         if wrong:
             raise ConfigError(wrong)
         _warn_of_decimals(columns, dtypes)
-        return Schema(tuple(columns), label)
+        return Schema(tuple(columns), label, packs)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -187,12 +208,15 @@ class Schema:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors of a batch, the label's last."""
-        return tuple(t for c in self.columns for t in c.tensors)
+        return self.inputs if self.label is None else (*self.inputs, *self.column(self.label).tensors)
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """The tensors that a model reads: all but the label's."""
-        return tuple(t for c in self.columns if c.name != self.label for t in c.tensors)
+        """The tensors that a model reads: all but the label's; packs come after those of single columns."""
+        packed = {name for p in self.packs for name in p.members}
+        single = (t for c in self.columns if c.name != self.label for t in c.tensors[c.name in packed :])
+        matrices = (Tensor(p.name, self.column(p.members[0]).dtype, (len(p.members),)) for p in self.packs)
+        return (*single, *matrices)
 
     def column(self, name: str) -> Column:
         """The column of that name.
@@ -248,7 +272,8 @@ class Schema:
         """The schema of a text that :meth:`to_json` made."""
         raw = json.loads(text)
         columns = tuple(Column(**{**c, "shape": tuple(c["shape"])}) for c in raw["columns"])
-        return Schema(columns, raw["label"])
+        packs = tuple(Pack(p["name"], tuple(p["members"])) for p in raw.get("packs", ()))
+        return Schema(columns, raw["label"], packs)
 
 
 def spark_fields(schema: Any) -> list[Field]:
@@ -365,6 +390,36 @@ def _mask_problems(columns: Sequence[Column], label: str | None) -> list[str]:
         for c in columns
         if c.name == label and c.nulls == "mask"
     ]
+
+
+def _pack_problems(packs: Sequence[Pack], features: Sequence[Column], missing: Sequence[str]) -> list[str]:
+    problems = []
+    by_name = {c.name: c for c in features}
+    uses = Counter(name for p in packs for name in p.members)
+    names = Counter([*(t.name for c in features for t in c.tensors[c.name in uses :]), *(p.name for p in packs)])
+    for pack in packs:
+        where = f"pack[{pack.name!r}]"
+        unknown = [name for name in pack.members if name not in by_name]
+        problems += [
+            f"{where}: expected features, got {name!r}{_nearest(name, list(by_name))}"
+            for name in unknown
+            if not missing
+        ]
+        members = [by_name[name] for name in pack.members if name in by_name]
+        if not pack.members:
+            problems.append(f"{where}: expected at least one column, got none")
+        problems += [
+            f"{where}: expected single numbers, got column {c.name!r} of type {c.spark_type}"
+            for c in members
+            if c.shape or c.dtype == "string"
+        ]
+        dtypes = Counter(c.dtype for c in members)
+        if len(dtypes) > 1:
+            got = ", ".join(f"{count} of {dtype}" for dtype, count in dtypes.items())
+            problems.append(f"{where}: expected columns of one dtype, got {got}; cast them with dtypes")
+        if names[pack.name] > 1:
+            problems.append(f"{where}: another tensor has this name; choose one that no column has")
+    return problems + [f"pack: column {name!r} is packed {n} times" for name, n in uses.items() if n > 1]
 
 
 def _warn_of_decimals(columns: Sequence[Column], dtypes: Mapping[str, str]) -> None:
