@@ -7,11 +7,13 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
@@ -76,6 +78,84 @@ def check(job: Job, overrides: Overrides = None, traceback: Traceback = False) -
         console = Console()
         console.print(table)
         console.print(f"[green]{spec.name}: no problem found[/green]")
+
+
+data = typer.Typer(no_args_is_help=True, help="The data sets that from_dataframe wrote and keeps for the next use.")
+app.add_typer(data, name="data")
+CacheDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache-dir", help="Their folder; by default $TFDIST_CACHE_DIR or ~/.cache/tfdist.", show_default=False
+    ),
+]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="A name of the list, or its beginning.", show_default=False)]
+
+
+@data.command("list")
+def list_data(cache_dir: CacheDir = None) -> None:
+    """List the data sets, the last used first."""
+    from tfdist.data.cache import cached_data
+
+    with _errors_as_sentences(False):
+        found = cached_data(cache_dir)
+    table = Table()
+    for heading in ("name", "rows", "size", "last used", "kept until"):
+        table.add_column(heading, justify="right" if heading in ("rows", "size") else "left", overflow="fold")
+    for one in found:
+        rows = "unfinished" if one.manifest is None else f"{one.manifest.rows:,}"
+        table.add_row(escape(one.name), rows, decimal(one.size_bytes), _day(one.used_at), _day(one.expires_at))
+    console = Console()
+    console.print(table if found else "no data sets")
+
+
+@data.command("show")
+def show_data(name: Name, cache_dir: CacheDir = None) -> None:
+    """Show a data set: its place, rows and columns."""
+    from tfdist.data.cache import find_data
+
+    with _errors_as_sentences(False):
+        one = find_data(name, cache_dir)
+    console = Console()
+    console.print(f"{one.path}\n{decimal(one.size_bytes)}, last used {_day(one.used_at)}", markup=False, soft_wrap=True)
+    if one.manifest is None:
+        console.print("unfinished: left by a writer that was cut off, or still being written")
+        return
+    nulls = one.manifest.null_counts
+    console.print(f"{one.manifest.rows:,} rows, {one.manifest.dropped_rows:,} left out for nulls")
+    table = Table()
+    for heading in ("column", "Spark type", "tensor of a row", "nulls", "policy"):
+        table.add_column(heading, overflow="fold")
+    for column in one.manifest.schema.columns:
+        title = f"{column.name} (label)" if column.name == one.manifest.schema.label else column.name
+        count = f"{nulls[column.name]:,}" if column.name in nulls else "unknown"
+        policy = f"fill {column.fill!r}" if column.nulls == "fill" else column.nulls
+        table.add_row(*map(escape, (title, column.spark_type, column.tensors[0].text, count, policy)))
+    console.print(table)
+    for pack in one.manifest.schema.packs:
+        console.print(f"{pack.name}: {len(pack.members)} columns side by side", markup=False)
+
+
+@data.command("delete")
+def delete_data(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A name of the list, or its beginning.")] = None,
+    cache_dir: CacheDir = None,
+    expired: Annotated[bool, typer.Option("--expired", help="All whose time to live is over.")] = False,
+) -> None:
+    """Delete a data set, or all whose time is over."""
+    from tfdist.data.cache import delete_data, delete_expired
+
+    with _errors_as_sentences(False):
+        if (name is None) is not expired:
+            raise ConfigError("expected NAME or --expired")
+        gone = delete_expired(cache_dir) if name is None else [delete_data(name, cache_dir)]
+    for one in gone:
+        typer.echo(f"deleted {one.name}, {decimal(one.size_bytes)}")
+    if not gone:
+        typer.echo("nothing is over its time")
+
+
+def _day(seconds: float | None) -> str:
+    return "" if seconds is None else datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
 
 
 def main() -> None:

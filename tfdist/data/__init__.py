@@ -9,6 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tfdist.data.cache import cached_data as cached_data
+    from tfdist.data.cache import delete_data as delete_data
+    from tfdist.data.cache import delete_expired as delete_expired
     from tfdist.data.columns import batch_from_arrow as batch_from_arrow
     from tfdist.data.footers import from_parquet as from_parquet
     from tfdist.data.handle import Handle as Handle
@@ -19,11 +22,23 @@ _HOMES = {
     "Handle": "tfdist.data.handle",
     "Schema": "tfdist.data.schema",
     "batch_from_arrow": "tfdist.data.columns",
+    "cached_data": "tfdist.data.cache",
+    "delete_data": "tfdist.data.cache",
+    "delete_expired": "tfdist.data.cache",
     "from_dataframe": "tfdist.data.materialize",
     "from_parquet": "tfdist.data.footers",
 }
 
-__all__ = ["Handle", "Schema", "batch_from_arrow", "from_dataframe", "from_parquet"]
+__all__ = [
+    "Handle",
+    "Schema",
+    "batch_from_arrow",
+    "cached_data",
+    "delete_data",
+    "delete_expired",
+    "from_dataframe",
+    "from_parquet",
+]
 
 
 def __getattr__(name: str) -> Any:

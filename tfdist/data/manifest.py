@@ -40,6 +40,7 @@ class Manifest:
         row_bytes: bytes of a row in memory, on average.
         null_counts: nulls in each column of the files.
         dropped_rows: rows that the ``drop`` policies left out.
+        ttl_days: days after its last use when the data may be deleted; None for never.
     """
 
     root: str
@@ -49,6 +50,7 @@ class Manifest:
     row_bytes: int = 1
     null_counts: Mapping[str, int] = field(default_factory=dict)
     dropped_rows: int = 0
+    ttl_days: float | None = None
 
     @property
     def rows(self) -> int:
@@ -75,4 +77,5 @@ class Manifest:
             row_bytes=raw["row_bytes"],
             null_counts=raw["null_counts"],
             dropped_rows=raw["dropped_rows"],
+            ttl_days=raw.get("ttl_days"),
         )

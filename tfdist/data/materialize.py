@@ -8,7 +8,7 @@ import shutil
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pyspark.sql.functions as F
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 
+from tfdist.data.cache import WRITING, check_ttl, delete_expired, note_use
 from tfdist.data.columns import null_error
 from tfdist.data.footers import default_cache_dir, fragments_of, null_counts, read_footers, row_bytes
 from tfdist.data.handle import Handle
@@ -30,7 +31,6 @@ ROW_GROUP_ROWS = 32768
 """benchmarks/pipeline.py: smaller ones cost reads, larger ones memory while shuffling."""
 
 _ROW_GROUP_BYTES = 16 * 2**20
-_WRITING = "writing"
 
 
 def from_dataframe(
@@ -43,6 +43,7 @@ def from_dataframe(
     dtypes: Mapping[str, str] | None = None,
     pack: Mapping[str, Sequence[str]] | None = None,
     name: str | None = None,
+    ttl_days: float | None = None,
 ) -> Handle:
     """Training data from a DataFrame, written once as Parquet.
 
@@ -60,14 +61,18 @@ def from_dataframe(
             :meth:`Schema.from_spark`.
         pack: name to numeric features of one dtype that become one tensor ``[rows, features]`` of that name.
         name: begins the name of the folder with the files.
+        ttl_days: the files may be deleted so many days after they were last asked for by this function; the next call
+            with the same ``cache_dir`` deletes what is over. Choose more than the longest training. None keeps them.
 
     Raises:
         DataError: a column is missing or has a type that becomes no tensor, or the rows have nulls without a policy or
-            arrays of several lengths.
+            arrays of other lengths than declared.
         ConfigError: a setting makes no sense.
     """
     schema = Schema.from_spark(df.schema, features=features, label=label, nulls=nulls, dtypes=dtypes, pack=pack)
+    check_ttl(ttl_days)
     cache = _cache_dir(cache_dir)
+    delete_expired(cache)
     plan = plan_text(df)
     source = None if plan is None else source_text(df)
     reusable = plan is not None and source is not None
@@ -75,13 +80,17 @@ def from_dataframe(
     fingerprint = digest_of(plan, source, settings) if reusable else uuid.uuid4().hex
     target = cache / f"{_folder_name(name)}-{fingerprint[:20]}"
     if reusable and (held := held_manifest(target, fingerprint)):
+        if held.ttl_days != ttl_days:
+            held = replace(held, ttl_days=ttl_days)
+            _write_manifest(held, target)
+        note_use(target)
         return Handle(held, str(cache))
-    partial = cache / f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.{_WRITING}"
+    partial = cache / f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.{WRITING}"
     try:
         manifest = _write(df, schema, partial, fingerprint)
         if reusable and source_text(df) != source:
             raise DataError("the source files changed while they were read; read them again once they are still")
-        (partial / MANIFEST).write_text(manifest.to_json())
+        _write_manifest(replace(manifest, ttl_days=ttl_days), partial)
         _move(partial, target, fingerprint)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -300,6 +309,12 @@ def _place(df: DataFrame, name: str) -> int:
 
 def _has_columns(folder: Path) -> bool:
     return any(p.name.endswith(".parquet") for p in folder.iterdir())
+
+
+def _write_manifest(manifest: Manifest, folder: Path) -> None:
+    written = folder / f".{MANIFEST}.{uuid.uuid4().hex[:8]}"
+    written.write_text(manifest.to_json())
+    written.replace(folder / MANIFEST)
 
 
 def _move(partial: Path, target: Path, fingerprint: str) -> None:
