@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from tfdist.errors import TfdistError, WorkerError
 from tfdist.launch.local import LocalLauncher
 from tfdist.launch.program import dump_program
 from tfdist.launch.protocol import Event, LaunchPlan, emit, new_run_id
-from tfdist.launch.warm import identity, runtime_dir
+from tfdist.launch.warm import _start_server, _started, identity, runtime_dir
 
 Run = Callable[..., list[Any]]
 
@@ -211,6 +212,16 @@ def test_warm_children_share_one_parent_and_a_changed_environment_gets_another(r
     assert len(first) == 1
     assert parents() == first
     assert not parents(env={"TFDIST_TEST": "1"}) & first
+
+
+def test_a_warm_parent_ends_whose_first_owner_ended_while_it_imported(tmp_path: Path) -> None:
+    """A launch that is killed in its first seconds leaves no process that waits for it."""
+    owner = subprocess.Popen(["sleep", "60"])
+    _start_server(tmp_path / "warm.sock", dict(os.environ), owner.pid)
+    owner.kill()
+    owner.wait()
+    assert _started[-1].wait(timeout=60) == 0
+    assert not (tmp_path / "warm.sock").exists()
 
 
 def test_a_late_variable_does_not_change_the_warm_parent() -> None:

@@ -111,6 +111,20 @@ def test_dense_and_sparse_vectors_are_one_tensor(spark: SparkSession, tmp_path: 
         from_dataframe(spark.createDataFrame([*rows, (Vectors.dense([0.0] * 5),)], ["v"]), cache_dir=tmp_path)
 
 
+def test_missing_vectors_follow_their_policy(spark: SparkSession, tmp_path: Path) -> None:
+    """A null vector is counted, or left out, or zeros with a mask, or the fill value; scoring reads it alike."""
+    df = spark.createDataFrame([(0, Vectors.dense([1, 2])), (1, None), (2, Vectors.sparse(2, [1], [9.0]))], ["i", "v"])
+    df = df.coalesce(1)
+    with pytest.raises(DataError, match="'v': expected no nulls, got 1"):
+        from_dataframe(df, cache_dir=tmp_path)
+    wanted = {"mask": [[1, 2], [0, 0], [0, 9]], "fill": [[1, 2], [5, 5], [0, 9]], "drop": [[1, 2], [0, 9]]}
+    for name, vectors in wanted.items():
+        handle = from_dataframe(df, cache_dir=tmp_path, nulls={"v": ("fill", 5.0) if name == "fill" else name})
+        assert read(handle)["v"] == vectors
+        ready = batch_from_arrow(arrow_ready(df, handle.schema).toArrow(), handle.schema)
+        assert np.asarray(ready["v"]).tolist() == vectors
+
+
 def test_arrays_prove_their_length(spark: SparkSession, tmp_path: Path) -> None:
     """Length 10 in every row is found out; 3 and 5 are ragged, or padded; a dirty row deep in the data is counted."""
     df = spark.range(0, 5000, 1, 2).selectExpr("transform(sequence(1, 10), x -> float(x + id)) v")
@@ -118,6 +132,8 @@ def test_arrays_prove_their_length(spark: SparkSession, tmp_path: Path) -> None:
     uneven = df.selectExpr("slice(v, 1, if(v[0] > 9, 3, 5)) v")
     assert from_dataframe(uneven, cache_dir=tmp_path).element_spec_text == "v: float32[*]"
     assert from_dataframe(df, cache_dir=tmp_path, dtypes={"v": "float32[*]"}).element_spec_text == "v: float32[*]"
+    nothing = from_dataframe(spark.range(3).selectExpr("cast(array() as array<int>) v"), cache_dir=tmp_path)
+    assert read(nothing)["v"] == [[], [], []]
     padded = from_dataframe(uneven.filter("v[0] <= 9"), cache_dir=tmp_path, dtypes={"v": "float32[<=6]"})
     assert padded.element_spec_text == "v: float32[6]"
     assert max(read(padded)["v"]) == [9, 10, 11, 12, 13, 0]

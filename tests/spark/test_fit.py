@@ -218,6 +218,16 @@ def test_what_cannot_be_trained_is_refused_with_all_reasons(handles: tuple[Any, 
     assert [p.partition(":")[0] for p in caught.value.problems] == ["fit.global_batch", "validation"]
 
 
+def test_wrong_arguments_are_named(handles: tuple[Any, Any]) -> None:
+    """A DataFrame in place of a handle, callbacks as a list and a forgotten return are called what they are."""
+    with pytest.raises(ConfigError) as caught:
+        tfdist.fit("model", {"x": [1]}, callbacks=[])  # type: ignore[arg-type]
+    assert [p.partition(":")[0] for p in caught.value.problems] == ["train", "build_model", "callbacks"]
+    compute = tfdist.ComputeConfig(launcher="local", threads_per_worker=1)
+    with pytest.raises(ConfigError, match="build_model: expected it to return a compiled Keras model, got None"):
+        tfdist.fit(lambda schema: None, handles[0], compute=compute)
+
+
 def test_an_output_folder_that_the_chief_does_not_see_is_refused_before_training(tmp_path: Path) -> None:
     """A chief that does not find the driver's mark in output_dir refuses it by the setting's name."""
     with announced(tmp_path / "model", "run-1"):

@@ -291,6 +291,8 @@ def test_all_problems_of_a_schema_are_told_together() -> None:
         make_schema({"carrier": "string", "n": "int"}, features=["carier", "n"], nulls={"n": ("fill", 2.5)})
     assert "did you mean 'carrier'" in str(caught.value)
     assert "nulls['n']: expected a fill value of type int32, got 2.5" in str(caught.value)
+    with pytest.raises(DataError, match=r"'label_b'.*did you mean 'Label_B'"):
+        make_schema({"label_a": "int", "Label_B": "int"}, label="label_b")
     with pytest.raises(ConfigError) as wrong:
         make_schema({"a": "int", "b": "string"}, nulls={"a": "ignore"}, dtypes={"b": "int32"})
     assert len(wrong.value.problems) == 2
@@ -308,13 +310,14 @@ def test_all_problems_of_a_schema_are_told_together() -> None:
         ({"dtypes": {"a": "float31"}}, "did you mean 'float32'"),
         ({"dtypes": {"a": "int32[3]"}}, "no length"),
         ({"dtypes": {"a": "int32[*]"}}, "no length"),
+        ({"dtypes": {"v": "int32[0]"}}, "at least 1"),
         ({"nulls": {"a": ("fill", 2**31)}}, "type int32"),
     ],
 )
 def test_choices_that_make_no_sense_are_refused(choice: dict[str, Any], words: str) -> None:
     """Each wrong argument is refused in words that say what is wrong."""
     with pytest.raises(ConfigError, match=words):
-        make_schema({"a": "int", "a_is_null": "boolean", "y": "int"}, **choice)
+        make_schema({"a": "int", "a_is_null": "boolean", "v": "array<int>", "y": "int"}, **choice)
 
 
 def test_a_duplicate_name_is_refused_only_when_it_is_chosen() -> None:

@@ -197,13 +197,13 @@ def _lists(array: pa.Array, column: Column) -> Values:
         expected = f"at most {length} values in its arrays" if padded else f"arrays of length {length}"
         raise DataError(
             f"column {column.name!r}: expected {expected}, got {counts[wrong].as_py()} in row {wrong}; "
-            "cut or pad them to one length in Spark"
+            f"say dtypes={{{column.name!r}: '{column.dtype}[*]'}} for a ragged tensor, '[<={length}]' to pad shorter ones"
         )
     flat = array.flatten()
     _check_inner_nulls(flat, column)
     inner = _scalars(flat, column)
     if len(flat) == len(array) * length:
-        return _shaped(inner, lambda values: values.reshape(-1, length))
+        return _shaped(inner, lambda values: values.reshape(len(array), length))
     taken = np.arange(length) < _lengths(array)[:, None]
     if isinstance(inner, Text):
         codes = np.full(taken.shape, len(inner.values), np.int32)

@@ -111,8 +111,11 @@ class Handle:
         if lanes is not None:
             _check_positive("lanes", lanes)
         for name, value in (("seed", seed), ("epoch", epoch), ("start_step", start_step)):
-            if value < 0:
-                raise ConfigError(f"{name}: expected a whole number of at least 0, got {value}")
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ConfigError(f"{name}: expected a whole number of at least 0, got {value!r}")
+        for name, value in (("shuffle", shuffle), ("repeat", repeat), ("drop_remainder", drop_remainder)):
+            if not isinstance(value, bool):
+                raise ConfigError(f"{name}: expected True or False, got {value!r}")
         from tfdist.data.pipeline import dataset
         from tfdist.data.reader import Reading
 

@@ -234,8 +234,8 @@ def _checked(schema: Schema, counts: Mapping[str, int], facts: _Facts) -> dict[s
             )
         if column.shape[0] is not None:
             lengths[column.name] = column.shape[0]
-        elif column.layout == "fixed" and low == high:
-            lengths[column.name] = low or 0
+        elif column.layout == "fixed" and low == high and low != 0:  # TensorFlow cuts no batch out of tensors of size 0
+            lengths[column.name] = low or 1
     if problems:
         raise DataError("\n".join(problems))
     return lengths
@@ -245,7 +245,7 @@ def _fits(column: Column, low: int, high: int) -> bool:
     """Whether arrays of ``low`` to ``high`` values are what was declared."""
     length = column.shape[0]
     if length is None:
-        return low == high or column.spark_type != "vector"
+        return column.spark_type != "vector" or low == high > 0
     return high <= length if column.layout == "padded" else low == high == length
 
 
@@ -270,15 +270,20 @@ def _value(value: SparkColumn, column: Column, stored: bool = False) -> SparkCol
     Files hold times as whole numbers: Spark's Parquet would write them as INT96, and refuses years before 1582.
     """
     if column.spark_type == "vector":
-        from pyspark.ml.functions import vector_to_array
-
-        return vector_to_array(value)
+        return vector_values(value)
     convert = _TIMES.get(element_type(column.spark_type)) if stored else None
     if convert is None:
         return value
     for _ in column.shape:
         convert = partial(F.transform, f=convert)
     return convert(value)
+
+
+def vector_values(vector: SparkColumn) -> SparkColumn:
+    """A vector as an array, null where it is missing (Spark's own function fails there)."""
+    from pyspark.ml.functions import vector_to_array
+
+    return F.when(vector.isNotNull(), vector_to_array(vector))
 
 
 def _is_null(value: SparkColumn) -> SparkColumn:

@@ -227,7 +227,7 @@ class Schema:
         for column in self.columns:
             if column.name == name:
                 return column
-        raise DataError(f"column {name!r}: not in the data{_nearest(name, [c.name for c in self.columns])}")
+        raise DataError(f"column {name!r}: not in the data{nearest(name, [c.name for c in self.columns])}")
 
     def with_lengths(self, lengths: Mapping[str, int]) -> Schema:
         """The same schema with the lengths of arrays and vectors decided; those without one are ragged.
@@ -306,9 +306,11 @@ def _column(field: Field, policy: str | tuple[str, Any], wanted: str | None) -> 
         parsed = _DTYPE.fullmatch(wanted)
         where = f"dtypes[{field.name!r}]"
         if parsed is None or (parsed[2] and parsed[2] not in DTYPES) or not wanted:
-            raise ConfigError(f"{where}: expected one of {', '.join(DTYPES)}, got {wanted!r}{_nearest(wanted, DTYPES)}")
+            raise ConfigError(f"{where}: expected one of {', '.join(DTYPES)}, got {wanted!r}{nearest(wanted, DTYPES)}")
         if parsed[4] and tensor.depth != 1:
             raise ConfigError(f"{where}: expected no length for the type {field.spark_type}, got {wanted!r}")
+        if parsed[4] and parsed[4] != "*" and int(parsed[4]) < 1:
+            raise ConfigError(f"{where}: expected a length of at least 1, got {wanted!r}")
         if parsed[4] == "*" and (parsed[3] or field.spark_type == "vector"):
             raise ConfigError(f"{where}: expected a number as the length, got {wanted!r}")
         if parsed[4]:
@@ -358,7 +360,7 @@ def _name_problems(
 ) -> tuple[list[str], list[str]]:
     counts = Counter(names)
     missing = [
-        f"column {name!r}: not in the data, which has {len(names)} columns{_nearest(name, names)}"
+        f"column {name!r}: not in the data, which has {len(names)} columns{nearest(name, names)}"
         for name in dict.fromkeys(chosen)
         if name not in counts
     ]
@@ -371,7 +373,7 @@ def _name_problems(
     if label is not None and label in features:
         wrong.append(f"features: {label!r} is the label; a model must not read it")
     wrong += [
-        f"nulls or dtypes: expected one of the chosen columns, got {name!r}{_nearest(name, chosen)}"
+        f"nulls or dtypes: expected one of the chosen columns, got {name!r}{nearest(name, chosen)}"
         for name in settings
         if name not in chosen
     ]
@@ -401,9 +403,7 @@ def _pack_problems(packs: Sequence[Pack], features: Sequence[Column], missing: S
         where = f"pack[{pack.name!r}]"
         unknown = [name for name in pack.members if name not in by_name]
         problems += [
-            f"{where}: expected features, got {name!r}{_nearest(name, list(by_name))}"
-            for name in unknown
-            if not missing
+            f"{where}: expected features, got {name!r}{nearest(name, list(by_name))}" for name in unknown if not missing
         ]
         members = [by_name[name] for name in pack.members if name in by_name]
         if not pack.members:
@@ -433,6 +433,8 @@ def _warn_of_decimals(columns: Sequence[Column], dtypes: Mapping[str, str]) -> N
             )
 
 
-def _nearest(name: str, known: Sequence[str]) -> str:
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+def nearest(name: str, known: Sequence[str]) -> str:
+    """A question that ends the sentence about an unknown name; empty where no known one is near."""
+    found = [other for other in known if other.casefold() == name.casefold()]
+    found = found or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {found[0]!r}?" if found else ""

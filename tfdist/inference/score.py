@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import tempfile
 from collections import Counter
@@ -12,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pyspark.sql.functions as F
-from pyspark.ml.functions import vector_to_array
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
-from tfdist.data.schema import Field, Schema, spark_fields
+from tfdist.data.materialize import vector_values
+from tfdist.data.schema import Field, Schema, nearest, spark_fields
 from tfdist.errors import ConfigError, DataError
 from tfdist.inference.predictor import ModelFile, Output, Scoring, output_of
 from tfdist.train.driver import FitResult
@@ -65,7 +64,7 @@ def score(df: DataFrame, model: Any, *, output: str = "prediction", batch_rows: 
     # Names are of the user's making: with dots, in two cases, or twice. Inside, a column's place is its name.
     safe = df.toDF(*(field.file_name for field in fields))
     vectors = [i for i in positions if fields[i].spark_type == "vector"]
-    prepared = safe.select("*", *(vector_to_array(F.col(fields[i].file_name)).alias(f"v{i}") for i in vectors))
+    prepared = safe.select("*", *(vector_values(F.col(fields[i].file_name)).alias(f"v{i}") for i in vectors))
     places = tuple(len(fields) + vectors.index(i) if i in vectors else i for i in positions)
     scoring = Scoring(trained.file, trained.schema, places, len(fields), trained.output, "p", batch_rows)
     value = _SPARK_TYPES[trained.output.dtype]
@@ -162,8 +161,7 @@ def _positions(schema: Schema, fields: list[Field]) -> list[int]:
     for name in schema.features:
         wanted = schema.column(name).spark_type
         if not counts[name]:
-            near = difflib.get_close_matches(name, counts, n=1, cutoff=0.5)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = nearest(name, [column for column in counts if column not in schema.features])
             problems.append(f"column {name!r}: the model reads it, and it is not among the rows' columns{hint}")
         elif counts[name] > 1:
             problems.append(f"column {name!r}: {counts[name]} columns have this name; rename all but one")

@@ -118,7 +118,7 @@ def fork_child(order: ChildOrder, output_fd: int, event_fd: int, owner: WarmOwne
         OSError: the warm parent cannot be started or reached.
     """
     address = runtime_dir() / f"{identity(order.env, owner.application)}.sock"
-    connection = _connect(address, order.env)
+    connection = _connect(address, order.env, owner.pid)
     socket.send_fds(connection, [b"\0"], [output_fd, event_fd])
     _send(connection, str(owner.pid).encode())
     _send(connection, order.to_json().encode())
@@ -129,19 +129,19 @@ def fork_child(order: ChildOrder, output_fd: int, event_fd: int, owner: WarmOwne
     return WarmChild(int(json.loads(answer)["pid"]), connection)
 
 
-def _connect(address: Path, env: Mapping[str, str]) -> socket.socket:
+def _connect(address: Path, env: Mapping[str, str], owner: int) -> socket.socket:
     with open(address.with_suffix(".lock"), "w") as lock:
         flock(lock, LOCK_EX)  # two supervisors of one host start one parent, not two
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect(str(address))
         except (FileNotFoundError, ConnectionRefusedError):
-            _start_server(address, env)
+            _start_server(address, env, owner)
             connection.connect(str(address))
         return connection
 
 
-def _start_server(address: Path, env: Mapping[str, str]) -> None:
+def _start_server(address: Path, env: Mapping[str, str], owner: int) -> None:
     address.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(address))
@@ -149,7 +149,7 @@ def _start_server(address: Path, env: Mapping[str, str]) -> None:
     with open(address.with_suffix(".log"), "wb") as log, listener:
         _started[:] = [server for server in _started if server.poll() is None]  # reaps those that ended
         server = subprocess.Popen(
-            [sys.executable, "-m", "tfdist.launch.warm", str(listener.fileno()), str(address)],
+            [sys.executable, "-m", "tfdist.launch.warm", str(listener.fileno()), str(address), str(owner)],
             env=_read_early(env) | {"PYTHONPATH": os.pathsep.join(_module_path())},
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -198,7 +198,7 @@ class _Server:
         while True:
             ready = self.selector.select(IDLE_TIMEOUT_S)
             if not ready and not self.children and time.monotonic() - last_used >= IDLE_TIMEOUT_S:
-                self._stop()
+                self.stop()
             for key, _ in ready:
                 last_used = time.monotonic()
                 if key.fd in self.selector.get_map():  # an earlier callback of this round may have removed it
@@ -208,7 +208,7 @@ class _Server:
         connection, _address = self.listener.accept()
         _, fds, _, _ = socket.recv_fds(connection, 1, 2)
         owner, content = _receive(connection), _receive(connection)
-        if owner is None or content is None or len(fds) != 2 or not self._claimed_by(int(owner)):
+        if owner is None or content is None or len(fds) != 2 or not self.claimed_by(int(owner)):
             for fd in fds:
                 os.close(fd)
             connection.close()
@@ -229,7 +229,7 @@ class _Server:
         with suppress(OSError):
             _send(connection, json.dumps({"pid": pid}).encode())
 
-    def _claimed_by(self, pid: int) -> bool:
+    def claimed_by(self, pid: int) -> bool:
         """Note an owner; False for one that this process cannot watch, since it is gone or of another container."""
         if pid not in self.owners:
             try:
@@ -245,7 +245,7 @@ class _Server:
         self.selector.unregister(pidfd)
         os.close(pidfd)
         if not self.owners:
-            self._stop()
+            self.stop()
 
     def _become_child(self, order: ChildOrder, output_fd: int, event_fd: int, parent: int) -> NoReturn:
         status = 1
@@ -284,18 +284,21 @@ class _Server:
             _send(connection, json.dumps({"status": os.waitstatus_to_exitcode(raw)}).encode())
         connection.close()
 
-    def _stop(self) -> NoReturn:
+    def stop(self) -> NoReturn:
         for suffix in (".sock", ".lock", ".log"):
             self.address.with_suffix(suffix).unlink(missing_ok=True)
         os._exit(0)  # the kernel ends the children with their parent
 
 
 def main() -> None:
-    """``python -m tfdist.launch.warm LISTENER_FD ADDRESS``."""
-    listener = socket.socket(fileno=int(sys.argv[1]))
+    """``python -m tfdist.launch.warm LISTENER_FD ADDRESS OWNER_PID``."""
+    server = _Server(socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2]))
+    # Before the seconds of importing: an owner that ends in them asks for nothing and is never heard of again.
+    if not server.claimed_by(int(sys.argv[3])):
+        server.stop()
     for name in _PRELOAD:
         import_module(name)
-    _Server(listener, Path(sys.argv[2])).serve()
+    server.serve()
 
 
 if __name__ == "__main__":

@@ -85,6 +85,7 @@ def fit(
         DivergenceError: the workers ended with different weights.
     """
     compute, fit = compute or ComputeConfig(), fit or FitConfig()
+    _check_arguments(build_model, train, validation, callbacks)
     run_id = new_run_id()
     task = FitTask(build_model, train, validation, compute, fit, callbacks, _output_dir(fit, train, run_id))
     _check(task)
@@ -152,6 +153,23 @@ def _output_dir(fit: FitConfig, train: Handle, run_id: str) -> Path:
     return train.model_root / run_id
 
 
+def _check_arguments(build_model: Any, train: Any, validation: Any, callbacks: Any) -> None:
+    problems = [
+        f"{name}: expected the handle of tfdist.data.from_dataframe or from_parquet, got {type(given).__qualname__}"
+        for name, given in (("train", train), ("validation", validation))
+        if not isinstance(given, Handle) and not (name == "validation" and given is None)
+    ]
+    if not callable(build_model):
+        problems.append(f"build_model: expected a function of the schema, got {type(build_model).__qualname__}")
+    if callbacks is not None and not callable(callbacks):
+        problems.append(
+            f"callbacks: expected a function that returns a list, got {type(callbacks).__qualname__}; it is called on "
+            "every worker, since callbacks do not travel"
+        )
+    if problems:
+        raise ConfigError(problems)
+
+
 def _check(task: FitTask) -> None:
     problems = []
     slots = task.compute.slots
@@ -169,7 +187,12 @@ def _check(task: FitTask) -> None:
                 f"validation: expected at least a row for each of {slots} workers, got {task.validation.rows} rows"
             )
         if task.validation.element_spec_text != task.train.element_spec_text:
-            problems.append("validation: expected the columns and types of train, got others")
+            wanted, got = task.train.element_spec_text.splitlines(), task.validation.element_spec_text.splitlines()
+            missing, other = (", ".join(x for x in a if x not in b) for a, b in ((wanted, got), (got, wanted)))
+            problems.append(
+                f"validation: expected the columns and tensors of train ({missing or 'in that order'}), got "
+                f"{other or 'fewer'}; dtypes decides how arrays are laid out"
+            )
     if task.output_dir.is_file():
         problems.append(f"fit.output_dir: expected a folder, got the file {task.output_dir}")
     if problems:

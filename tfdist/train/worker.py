@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from tfdist.cluster import worker_context
+from tfdist.errors import ConfigError
 from tfdist.train.task import FitTask
 
 
@@ -36,7 +37,7 @@ def fit_on_worker(task: FitTask) -> dict[str, Any]:
             batch = fit.validation_batch or fit.global_batch
             arguments["validation_data"] = task.validation.to_tf(global_batch=batch, shuffle=False, **share)
             arguments["validation_steps"] = task.validation.steps(batch)
-        model = task.build_model(task.train.schema)
+        model = _checked(task.build_model(task.train.schema))
         clock.append(time.perf_counter())
         events = EpochEvents(task.train.rows, fit.epochs)
         callbacks = [*(task.callbacks() if task.callbacks else ()), *([events] if worker.is_chief else ())]
@@ -56,6 +57,16 @@ def fit_on_worker(task: FitTask) -> dict[str, Any]:
         "epoch_seconds": events.epoch_seconds,
         "seconds": dict(zip(("build", "train", "save"), (b - a for a, b in pairwise(clock)), strict=True)),
     }
+
+
+def _checked(model: Any) -> Any:
+    import keras
+
+    if not isinstance(model, keras.Model):
+        raise ConfigError(f"build_model: expected it to return a compiled Keras model, got {model!r}")
+    if not model.compiled:
+        raise ConfigError("build_model: expected a compiled Keras model, got one without model.compile(...)")
+    return model
 
 
 def _digest(model: Any) -> str:
