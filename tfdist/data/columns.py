@@ -197,7 +197,7 @@ def _lists(array: pa.Array, column: Column) -> Values:
         expected = f"at most {length} values in its arrays" if padded else f"arrays of length {length}"
         raise DataError(
             f"column {column.name!r}: expected {expected}, got {counts[wrong].as_py()} in row {wrong}; "
-            f"say dtypes={{{column.name!r}: '{column.dtype}[*]'}} for a ragged tensor, '[<={length}]' to pad shorter ones"
+            f"say dtypes={{{column.name!r}: '{column.dtype}[*]'}} for ragged tensors, or '[<={length}]' to pad them"
         )
     flat = array.flatten()
     _check_inner_nulls(flat, column)
