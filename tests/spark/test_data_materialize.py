@@ -125,6 +125,23 @@ def test_missing_vectors_follow_their_policy(spark: SparkSession, tmp_path: Path
         assert np.asarray(ready["v"]).tolist() == vectors
 
 
+def test_values_that_do_not_fit_their_dtype_are_found_while_writing(spark: SparkSession, tmp_path: Path) -> None:
+    """Narrowing casts are proved for every row: the error has column, count and an example; NaN is no whole number."""
+    df = spark.createDataFrame(
+        [(1, 0.0, 5), (2**31, 1.0, -1), (None, float("nan"), 2**40)], "a bigint, b double, c bigint"
+    )
+    nulls = {"a": "mask"}
+    with pytest.raises(DataError) as caught:
+        from_dataframe(df, cache_dir=tmp_path, nulls=nulls, dtypes={"a": "int32", "b": "int8", "c": "uint64"})
+    assert str(caught.value).splitlines() == [
+        f"column 'a': expected values that fit int32, got 1 that do not, for example {2**31}; choose a wider dtype",
+        "column 'b': expected values that fit int8, got 1 that do not, for example nan; choose a wider dtype",
+        "column 'c': expected values that fit uint64, got 1 that do not, for example -1; choose a wider dtype",
+    ]
+    fits = from_dataframe(df.filter("b <= 1"), cache_dir=tmp_path, nulls=nulls, dtypes={"a": "uint32", "b": "int8"})
+    assert sorted(read(fits)["a"]) == [1, 2**31]
+
+
 def test_arrays_prove_their_length(spark: SparkSession, tmp_path: Path) -> None:
     """Length 10 in every row is found out; 3 and 5 are ragged, or padded; a dirty row deep in the data is counted."""
     df = spark.range(0, 5000, 1, 2).selectExpr("transform(sequence(1, 10), x -> float(x + id)) v")

@@ -9,10 +9,12 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyspark.sql.functions as F
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
@@ -130,13 +132,19 @@ def held_manifest(folder: Path, fingerprint: str) -> Manifest | None:
 
 @dataclass(frozen=True)
 class _Facts:
-    """What one pass over the written files says: rows, nulls and lengths of the columns that footers tell not."""
+    """What one pass over the written files says of columns, as far as footers tell it not.
+
+    Args:
+        rows: how many there are.
+        found: (kind of fact, column) to the fact, None where there is no value.
+    """
 
     rows: int
-    nulls: Mapping[str, int]
-    shortest: Mapping[str, int]
-    longest: Mapping[str, int]
-    inner_nulls: Mapping[str, int]
+    found: Mapping[tuple[str, str], Any]
+
+    def of(self, kind: str, column: Column) -> Any:
+        """The fact of a column; 0 for one that was not asked for."""
+        return self.found.get((kind, column.name), 0)
 
 
 def _write(df: DataFrame, schema: Schema, folder: Path, fingerprint: str) -> Manifest:
@@ -172,7 +180,8 @@ def _write(df: DataFrame, schema: Schema, folder: Path, fingerprint: str) -> Man
             f"cache_dir: expected {facts.rows} rows as the executors wrote them, the driver finds {found} in "
             f"{folder.parent}; use storage that all of them see"
         )
-    counts = {**null_counts(footers, schema.columns), **facts.nulls}
+    nulls = {name: count or 0 for (kind, name), count in facts.found.items() if kind == "nulls"}
+    counts = {**null_counts(footers, schema.columns), **nulls}
     decided = schema.with_lengths(_checked(schema, counts, facts))
     return Manifest(
         root=str(folder),
@@ -186,50 +195,56 @@ def _write(df: DataFrame, schema: Schema, folder: Path, fingerprint: str) -> Man
 
 
 def _facts(df: DataFrame, schema: Schema, folder: Path) -> _Facts:
-    # Footers count the nulls of numbers; of long texts they do not, and of arrays they count the values.
-    counted = [c for c in schema.columns if c.shape or c.dtype == "string"]
-    lists = [c for c in schema.columns if c.shape]
-    aggregates = [F.count(F.lit(1))]
-    aggregates += [F.count(F.when(F.col(c.file_name).isNull(), 1)) for c in counted]
-    for column in lists:
-        values = F.col(column.file_name)
-        size = F.when(values.isNotNull(), F.size(values))
-        missing = F.size(F.filter(values, _is_null))
-        if len(column.shape) > 1:
-            missing += F.size(F.filter(F.flatten(F.filter(values, _is_there)), _is_null))
-        aggregates += [F.min(size), F.max(size), F.sum(missing)]
+    wanted: dict[tuple[str, str], SparkColumn] = {}
+    for column in schema.columns:
+        name, values = column.name, F.col(column.file_name)
+        if column.shape or column.dtype == "string":
+            # Footers count the nulls of numbers; of long texts they do not, and of arrays they count the values.
+            wanted["nulls", name] = F.count(F.when(values.isNull(), 1))
+        if column.shape:
+            size = F.when(values.isNotNull(), F.size(values))
+            missing = F.size(F.filter(values, _is_null))
+            if len(column.shape) > 1:
+                missing += F.size(F.filter(F.flatten(F.filter(values, _is_there)), _is_null))
+            wanted["shortest", name], wanted["longest", name] = F.min(size), F.max(size)
+            wanted["inner nulls", name] = F.sum(missing)
+        elif column.narrows:
+            outside = F.when(~values.between(*map(F.lit, _limits(column))), values)  # NaN is outside, null is not
+            wanted["outside", name], wanted["example", name] = F.count(outside), F.max(outside)
+    aggregates = [F.count(F.lit(1)), *wanted.values()]
     row = df.sparkSession.read.parquet(folder.as_uri()).agg(*aggregates).head() if _has_columns(folder) else None
-    values = list(row) if row is not None else [0] * len(aggregates)
-    nulls = dict(zip([c.name for c in counted], values[1:], strict=False))
-    sizes = values[1 + len(counted) :]
-    names = [c.name for c in lists]
-    return _Facts(
-        rows=values[0],
-        nulls=nulls,
-        shortest=dict(zip(names, sizes[0::3], strict=True)),
-        longest=dict(zip(names, sizes[1::3], strict=True)),
-        inner_nulls=dict(zip(names, sizes[2::3], strict=True)),
-    )
+    values = list(row) if row is not None else [0, *(None for _ in wanted)]
+    return _Facts(values[0], dict(zip(wanted, values[1:], strict=True)))
+
+
+def _limits(column: Column) -> tuple[Decimal, Decimal]:
+    limits = np.iinfo(column.dtype)
+    return Decimal(int(limits.min)), Decimal(int(limits.max))
 
 
 def _checked(schema: Schema, counts: Mapping[str, int], facts: _Facts) -> dict[str, int]:
     """The lengths of arrays and vectors.
 
     Raises:
-        DataError: nulls without a policy, or arrays of several lengths.
+        DataError: nulls without a policy, arrays of other lengths or values of another range than declared.
     """
     problems, lengths = [], {}
     for column in schema.columns:
         if column.nulls == "error" and counts.get(column.name, 0):
             problems.append(str(null_error(column, counts[column.name])))
+        if outside := facts.of("outside", column):
+            problems.append(
+                f"column {column.name!r}: expected values that fit {column.dtype}, got {outside} that do not, for "
+                f"example {facts.of('example', column)}; choose a wider dtype"
+            )
         if not column.shape:
             continue
-        low, high = facts.shortest[column.name], facts.longest[column.name]
+        low, high = facts.of("shortest", column), facts.of("longest", column)
         if low is not None and not _fits(column, low, high):
             problems.append(_length_problem(column, low, high))
-        if facts.inner_nulls[column.name] and column.nulls != "fill":
+        if (missing := facts.of("inner nulls", column)) and column.nulls != "fill":
             problems.append(
-                f"column {column.name!r}: expected no nulls inside its arrays, got {facts.inner_nulls[column.name]}; "
+                f"column {column.name!r}: expected no nulls inside its arrays, got {missing}; "
                 f"say nulls={{{column.name!r}: ('fill', value)}} or fill them in Spark with transform"
             )
         if column.shape[0] is not None:

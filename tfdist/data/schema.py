@@ -90,6 +90,13 @@ class Column:
     scaled: bool = False
 
     @property
+    def narrows(self) -> bool:
+        """Whether its values are cast to whole numbers that may not hold all of them."""
+        natural = tensor_type(self.spark_type)
+        cast = natural is not None and natural.dtype not in (self.dtype, "string", "bool")
+        return cast and not self.scaled and self.dtype.lstrip("u").startswith("int")
+
+    @property
     def declared(self) -> str:
         """What ``dtypes`` would say to get this tensor."""
         length = self.shape[0] if len(self.shape) == 1 else None
