@@ -170,8 +170,8 @@ def test_a_check_shows_what_the_model_is_given(tmp_path: Path) -> None:
     """``tfdist check`` of a good job prints each column, its tensor and its null policy, and trains nothing."""
     process = tfdist_command("check", write_job(tmp_path), "--set", "spark.master=local[2]", cwd=tmp_path)
     assert process.returncode == 0, process.stderr
-    assert re.search(r"x\.1 .*float .*float32 \[\] .*error", process.stdout)
-    assert re.search(r"kind .*string .*string \[\] .*fill ''", process.stdout)
+    assert re.search(r"x\.1 .*float .*float32\[\] .*error", process.stdout)
+    assert re.search(r"kind .*string .*string\[\] .*fill ''", process.stdout)
     assert re.search(r"late \(label\)", process.stdout)
     assert not (tmp_path / "output").exists()
 

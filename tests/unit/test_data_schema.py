@@ -312,6 +312,8 @@ def test_all_problems_of_a_schema_are_told_together() -> None:
         ({"dtypes": {"a": "int32[*]"}}, "no length"),
         ({"dtypes": {"v": "int32[0]"}}, "at least 1"),
         ({"nulls": {"a": ("fill", 2**31)}}, "type int32"),
+        ({"nulls": {"a": ("fill", 1e39)}, "dtypes": {"a": "float32"}}, "type float32"),
+        ({"nulls": {"a": ("fill", 10**400)}, "dtypes": {"a": "float64"}}, "type float64"),
     ],
 )
 def test_choices_that_make_no_sense_are_refused(choice: dict[str, Any], words: str) -> None:

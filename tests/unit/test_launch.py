@@ -104,6 +104,33 @@ def test_a_workers_error_keeps_its_type() -> None:
     assert "Traceback ..." in str(error)
 
 
+class ReadOnlyRankError(Exception):
+    """Has a property where a worker's error has an attribute."""
+
+    @property
+    def rank(self) -> int:
+        return 7
+
+
+class FrozenError(Exception):
+    """Takes no attribute."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(name)
+
+
+def test_errors_with_properties_of_their_own_arrive() -> None:
+    """TensorFlow's errors and a type with a read-only rank keep their type; one that takes no rank is told."""
+    import tensorflow as tf
+
+    for kind, keeps in ((tf.errors.ResourceExhaustedError, True), (ReadOnlyRankError, True), (FrozenError, False)):
+        error = worker_error(Failure(1, "host", f"{kind.__module__}.{kind.__qualname__}", "all is full"))
+        assert isinstance(error, kind) is keeps
+        assert error.rank == 1
+        assert "rank 1 on host" in str(error)
+        assert "all is full" in str(error)
+
+
 @pytest.mark.parametrize("name", ["no.such.module.Error", "builtins.len", "builtins.KeyboardInterrupt", "SIGKILL"])
 def test_a_type_that_cannot_be_had_becomes_a_plain_worker_error(name: str) -> None:
     """What is no importable exception type is named in the text of a plain WorkerError."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -347,12 +349,17 @@ def _policy(name: str, policy: Any, dtype: str) -> tuple[NullPolicy, Any]:
     elif dtype == "bool":
         fits = isinstance(value, bool)
     elif dtype.startswith("float"):
-        fits = isinstance(value, int | float) and not isinstance(value, bool)
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and _is_held(value, dtype)
     else:
         fits = isinstance(value, int) and not isinstance(value, bool) and _in_range(value, dtype)
     if not fits:
         raise ConfigError(f"nulls[{name!r}]: expected a fill value of type {dtype}, got {value!r}")
     return "fill", value
+
+
+def _is_held(value: float, dtype: str) -> bool:
+    largest = {"float16": 65504.0, "float32": 3.4028234663852886e38}.get(dtype, sys.float_info.max)
+    return abs(value) <= largest or (isinstance(value, float) and not math.isfinite(value))
 
 
 def _in_range(value: int, dtype: str) -> bool:

@@ -34,22 +34,28 @@ def worker_error(failure: Failure) -> WorkerError:
         parts += ["", f"Traceback of rank {failure.rank}:", failure.traceback.rstrip()]
     elif failure.last_output:
         parts += ["", f"Last output of rank {failure.rank}:", *failure.last_output[-_SHOWN_LINES:]]
-    return _class_for(failure.error_type)(
-        "\n".join(parts),
-        rank=failure.rank,
-        host=failure.host,
-        error_type=name,
-        worker_traceback=failure.traceback,
-        last_output=failure.last_output,
-    )
+    facts: dict[str, Any] = {
+        "rank": failure.rank,
+        "host": failure.host,
+        "error_type": name,
+        "worker_traceback": failure.traceback,
+        "last_output": failure.last_output,
+    }
+    text = "\n".join(parts)
+    try:
+        return _class_for(failure.error_type, ("message", *facts))(text, **facts)
+    except Exception:  # noqa: BLE001  a type that cannot be made from a text alone; what happened must still be told
+        return WorkerError(text, **facts)
 
 
-def _class_for(error_type: str) -> type[WorkerError]:
+def _class_for(error_type: str, attributes: Sequence[str]) -> type[WorkerError]:
     own = _lookup(error_type)
     if own is None or not issubclass(own, Exception) or issubclass(own, WorkerError):
         return WorkerError
     try:
-        return type(own.__name__, (WorkerError, own), {"__module__": own.__module__})
+        # A read-only property of the same name (TensorFlow's errors have a message) would refuse the attribute.
+        plain = dict.fromkeys(attributes)
+        return type(own.__name__, (WorkerError, own), {"__module__": own.__module__, **plain})
     except TypeError:  # the two have incompatible layouts or metaclasses
         return WorkerError
 
