@@ -25,7 +25,7 @@ class CachedData:
     Args:
         path: its folder.
         manifest: what it holds; None for a folder that was never finished.
-        size_bytes: of its files.
+        size_bytes: of its data files.
         used_at: when it was last written or taken up again, in seconds since 1970-01-01 UTC.
     """
 
@@ -121,11 +121,11 @@ def _read(path: Path) -> CachedData | None:
         if path.name.startswith("."):
             if not path.name.endswith((f".{WRITING}", f".{_DELETING}")):
                 return None
-            manifest, marker = None, path
-        else:
-            manifest, marker = Manifest.from_json((path / MANIFEST).read_text(), path), path / MANIFEST
-        size = sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
-        return CachedData(path, manifest, size, marker.stat().st_mtime)
+            size = sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
+            return CachedData(path, None, size, path.stat().st_mtime)
+        manifest = Manifest.from_json((path / MANIFEST).read_text(), path)
+        size = sum(f.size_bytes for f in manifest.fragments)
+        return CachedData(path, manifest, size, (path / MANIFEST).stat().st_mtime)
     except (OSError, ValueError, KeyError, TypeError):
         return None  # not ours, or just deleted by another process
 

@@ -167,7 +167,8 @@ class _Iterations:
         block = blocks[len(blocks) - 1]
         with self._lock:
             self._epoch, self._start_step = self._started[int(number)][0] + 1, 0
-            self._open.pop(int(number)).close()
+            if done := self._open.pop(int(number), None):  # a newer iteration may just have closed it
+                done.close()
         return _flat(block.cut(block.steps - 1, block.steps))
 
     def _blocks(self, number: int) -> Blocks:
