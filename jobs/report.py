@@ -101,22 +101,22 @@ def summary(result: JobResult, console: Console) -> None:
     for phase in result.seconds:
         seconds.add_column(phase, justify="right")
     seconds.add_row(*[f"{value:.1f}" for value in result.seconds.values()])
-    facts = Table.grid(padding=(0, 2))
     rows = ", ".join(f"{count:,} {part}" for part, count in result.rows.items())
     workers = ", ".join(f"{worker['rank']} on {worker['host']}" for worker in result.workers)
-    for name, text in {
+    facts = {
         "rows": f"{rows}; trained at {result.rows_per_s:,.0f} rows/s",
         "workers": workers,
         "model": str(result.model_path),
         "figure": str(result.figure_path),
         "run": f"{result.run_id} in experiment {result.experiment}",
         "see it": ui_command(result.tracking_uri),
-    }.items():
-        facts.add_row(f"[bold]{name}[/bold]", escape(text))
+    }
     console.print()
     console.print(quality)
     console.print(seconds)
-    console.print(facts, soft_wrap=True)
+    for name, text in facts.items():
+        # Soft: a path or a command that is broken into lines cannot be copied.
+        console.print(f"[bold]{name:<9}[/bold]{escape(text)}", soft_wrap=True)
 
 
 def ui_command(tracking_uri: str) -> str:
