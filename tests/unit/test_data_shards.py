@@ -10,24 +10,26 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tfdist.data.shards import Epoch, Share, lane_count, plan_batches
+from tfdist.data.shards import Epoch, Mixing, Share, lane_count, permuted, plan_batches
 from tfdist.errors import ConfigError
 
 GROUPS = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(lambda g: sum(g) > 0)
 WORKERS = st.integers(1, 8)
+MIXING: st.SearchStrategy[Mixing] = st.sampled_from(["none", "rows", "pool"])
 BATCH = st.integers(1, 70)
 
 
-def make_epoch(groups: list[int], batch: int, world: int, *, shuffle: bool = True, per_round: int = 3) -> Epoch:
+def make_epoch(groups: list[int], batch: int, world: int, *, mixing: Mixing = "rows", per_round: int = 3) -> Epoch:
     return Epoch(
         groups=tuple(groups),
         batches=plan_batches(sum(groups), batch, world),
-        lanes=lane_count(world, batch) if shuffle else 1,
+        lanes=1 if mixing == "none" else lane_count(world, batch),
         steps_per_round=per_round,
         share=Share(0, world),
         seed=5,
         epoch=2,
-        shuffle=shuffle,
+        mixing=mixing,
+        run_rows=4,
     )
 
 
@@ -38,10 +40,10 @@ def batches_of(epoch: Epoch) -> list[list[int]]:
     for planned in map(epoch.round, range(epoch.rounds)):
         blocks = [np.full(shape, -1) for shape in planned.blocks]
         for pool in planned.pools:
-            rows = np.concatenate([np.arange(starts[p.group] + p.start, starts[p.group] + p.stop) for p in pool.pieces])
+            rows = epoch.sources(pool)
             assert len(rows) == pool.rows
-            if pool.order is not None:
-                rows = rows[pool.order]
+            pieces = [np.arange(starts[p.group] + p.start, starts[p.group] + p.stop) for p in epoch.pieces(pool)]
+            assert (np.concatenate(pieces)[... if pool.order is None else pool.order] == rows).all()
             for t in pool.takes:
                 chosen = rows[t.offset : t.offset + t.count * t.width].reshape(t.count, t.width)[:, t.first : t.last]
                 blocks[t.block][:, t.column : t.column + t.last - t.first] = chosen
@@ -54,13 +56,13 @@ def workers_of(epoch: Epoch) -> list[list[list[int]]]:
     return [batches_of(replace(epoch, share=Share(rank, world))) for rank in range(world)]
 
 
-@given(GROUPS, BATCH, WORKERS, st.booleans(), st.integers(1, 5))
+@given(GROUPS, BATCH, WORKERS, MIXING, st.integers(1, 5))
 def test_every_row_is_read_once_in_equally_many_steps_and_no_worker_is_without_a_row(
-    groups: list[int], batch: int, world: int, shuffle: bool, per_round: int
+    groups: list[int], batch: int, world: int, mixing: Mixing, per_round: int
 ) -> None:
     """For any row groups, batch and number of workers: each row once, equal steps, no empty share."""
     assume(sum(groups) >= world and batch >= world)
-    epoch = make_epoch(groups, batch, world, shuffle=shuffle, per_round=per_round)
+    epoch = make_epoch(groups, batch, world, mixing=mixing, per_round=per_round)
     workers = workers_of(epoch)
     assert {len(steps) for steps in workers} == {epoch.batches.steps}
     assert all(rows for steps in workers for rows in steps)
@@ -69,26 +71,26 @@ def test_every_row_is_read_once_in_equally_many_steps_and_no_worker_is_without_a
         assert sum(len(steps[step]) for steps in workers) == epoch.batches.size(step)
 
 
-@given(GROUPS, st.integers(1, 70), st.booleans())
-def test_any_number_of_workers_sees_the_same_global_batches(groups: list[int], batch: int, shuffle: bool) -> None:
+@given(GROUPS, st.integers(1, 70), MIXING)
+def test_any_number_of_workers_sees_the_same_global_batches(groups: list[int], batch: int, mixing: Mixing) -> None:
     """1, 2, 3, 4, 6 and 12 workers train on the same rows in each step, wherever each can have a row in each."""
     tail = plan_batches(sum(groups), batch).tail
     seen = None
     for world in (1, 2, 3, 4, 6, 12):
         if world > batch or world > min([*tail, sum(groups)]):
             break
-        workers = workers_of(make_epoch(groups, batch, world, shuffle=shuffle))
+        workers = workers_of(make_epoch(groups, batch, world, mixing=mixing))
         together = [Counter(row for steps in workers for row in steps[k]) for k in range(len(workers[0]))]
         assert seen is None or together == seen
         seen = together
     assert seen is not None
 
 
-@given(GROUPS, BATCH, WORKERS, st.booleans())
-def test_the_order_is_a_function_of_seed_and_epoch(groups: list[int], batch: int, world: int, shuffle: bool) -> None:
+@given(GROUPS, BATCH, WORKERS, MIXING)
+def test_the_order_is_a_function_of_seed_and_epoch(groups: list[int], batch: int, world: int, mixing: Mixing) -> None:
     """The same seed and epoch give the same order, to every process that computes it."""
     assume(sum(groups) >= world and batch >= world)
-    epoch = make_epoch(groups, batch, world, shuffle=shuffle)
+    epoch = make_epoch(groups, batch, world, mixing=mixing)
     assert batches_of(epoch) == batches_of(replace(epoch))
 
 
@@ -109,7 +111,7 @@ def test_another_seed_and_another_epoch_are_another_order() -> None:
     orders = [batches_of(e) for e in (epoch, replace(epoch, seed=6), replace(epoch, epoch=3))]
     assert orders[0] != orders[1]
     assert orders[0] != orders[2]
-    flat = [row for rows in batches_of(replace(epoch, shuffle=False, lanes=1)) for row in rows]
+    flat = [row for rows in batches_of(replace(epoch, mixing="none", lanes=1)) for row in rows]
     assert flat == list(range(180))
 
 
@@ -125,22 +127,50 @@ def test_the_remainder_can_be_left_out(groups: list[int], batch: int, world: int
     assert max(Counter(row for steps in workers for rows in steps for row in rows).values()) == 1
 
 
-@given(GROUPS, BATCH, WORKERS, st.booleans())
+@given(GROUPS, BATCH, WORKERS, st.sampled_from(["none", "pool"]))
 def test_a_row_group_is_given_up_exactly_after_its_last_use(
-    groups: list[int], batch: int, world: int, shuffle: bool
+    groups: list[int], batch: int, world: int, mixing: Mixing
 ) -> None:
     """No round needs a row group after it was called done, and at the end all that were read are done."""
     assume(sum(groups) >= world and batch >= world)
     for rank in range(world):
-        epoch = replace(make_epoch(groups, batch, world, shuffle=shuffle, per_round=2), share=Share(rank, world))
+        epoch = replace(make_epoch(groups, batch, world, mixing=mixing, per_round=2), share=Share(rank, world))
         done: set[int] = set()
         used: set[int] = set()
         for planned in map(epoch.round, range(epoch.rounds)):
-            now = {p.group for pool in planned.pools for p in pool.pieces}
+            now = {p.group for pool in planned.pools for p in epoch.pieces(pool)}
+            assert now == set(epoch.groups_of(planned))
             assert not now & done
             used |= now
-            done |= set(planned.done)
+            done |= set(epoch.done(planned))
         assert used <= done
+
+
+@given(st.integers(0, 3000), st.integers(0, 2**64 - 1))
+def test_some_numbers_of_a_permutation_are_those_of_the_whole(count: int, key: int) -> None:
+    """Every number comes once, those beyond the end stay, and a part is permuted as it is in the whole."""
+    keys = np.random.default_rng(key).integers(0, 2**63, size=4, dtype=np.uint64)
+    whole = permuted(np.arange(count + 3), count, keys)
+    assert sorted(whole[:count]) == list(range(count))
+    assert whole[count:].tolist() == [count, count + 1, count + 2]
+    assert (permuted(np.arange(count // 3, count), count, keys) == whole[count // 3 : count]).all()
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_batches_of_sorted_rows_are_as_different_as_batches_drawn_at_random(world: int) -> None:
+    """The means of shuffled batches spread at most half as much again as those of a perfect shuffle."""
+    rows, batch = 300_000, 1024
+    epoch = replace(
+        make_epoch([5000] * (rows // 5000), batch, world, per_round=32), run_rows=16, batches=plan_batches(rows, batch)
+    )
+    steps = [np.concatenate(shares) for shares in zip(*workers_of(epoch), strict=True)][: rows // batch]
+    means = np.array([np.mean(step) for step in steps])
+    ideal = rows / np.sqrt(12 * batch)
+    assert np.std(means) < 1.5 * ideal
+    order = np.concatenate(steps)  # ranks by themselves
+    assert abs(np.corrcoef(np.arange(len(order)), order)[0, 1]) < 0.02
+    neighbours = np.concatenate([np.diff(np.asarray(step) // 5000) == 0 for step in steps])
+    assert neighbours.mean() < 1.5 * 12 * 5000 / rows  # a lane holds a twelfth of the row groups
 
 
 @settings(max_examples=300)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tfdist.cluster import worker_context
 from tfdist.data.manifest import Manifest
 from tfdist.data.schema import Schema
 from tfdist.data.shards import plan_batches
 from tfdist.errors import ConfigError
+
+Shuffle = bool | Literal["pool"]
 
 
 @dataclass(frozen=True)
@@ -74,13 +76,15 @@ class Handle:
         self,
         *,
         global_batch: int,
-        shuffle: bool = True,
+        shuffle: Shuffle = True,
         seed: int = 0,
         epoch: int = 0,
         start_step: int = 0,
         repeat: bool = False,
         drop_remainder: bool = False,
+        cache: bool | None = None,
         lanes: int | None = None,
+        pool_bytes: int = 16 * 2**20,
     ) -> Any:
         """The rows as batches; inside a training this worker's share of each, elsewhere all of it.
 
@@ -89,7 +93,9 @@ class Handle:
 
         Args:
             global_batch: rows of a step over all workers.
-            shuffle: mix the rows anew each epoch; False keeps the order of the source.
+            shuffle: True mixes the rows anew each epoch, nearly as well as a permutation of all of them would.
+                ``"pool"`` permutes the row groups and mixes only the rows of a few neighbours: for data that no local
+                disk holds, and in no order of its own. False keeps the order of the source.
             seed: of the order.
             epoch: number of the first epoch, which decides its order.
             start_step: step of that epoch to begin with, as if those before it had been taken; at most the rows that
@@ -97,7 +103,12 @@ class Handle:
             repeat: one endless stream of epochs. Otherwise an iteration is one epoch and the next iteration the
                 next epoch; one that is abandoned before its last batch does not count.
             drop_remainder: leave out the rows that do not fill a batch.
+            cache: keep the rows on the local disk (``$TFDIST_LOCAL_DIR``, else the temporary folder) as they are first
+                read, in fixed width, and read them from there in later epochs, which is faster. None does so for
+                ``shuffle=True`` alone, which needs it; each worker keeps its own share, and nothing is left at the end.
             lanes: parts of the data that each batch draws from; by default 12 or somewhat more when shuffling, else 1.
+            pool_bytes: rows that are mixed with each other at a time, in bytes over all workers; the memory of a worker
+                grows by up to four times its part of them.
 
         Returns:
             A ``tf.data.Dataset``; in the scope of a strategy over several workers the distributed dataset that
@@ -106,6 +117,7 @@ class Handle:
         Raises:
             ConfigError: a setting is out of range; there are fewer rows, or smaller batches, than workers; or a
                 shuffled epoch over several workers is too short to be told from the next (use ``repeat``).
+            DataError: the local disk has too little space for the cache.
         """
         _check_positive("global_batch", global_batch)
         if lanes is not None:
@@ -113,9 +125,16 @@ class Handle:
         for name, value in (("seed", seed), ("epoch", epoch), ("start_step", start_step)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise ConfigError(f"{name}: expected a whole number of at least 0, got {value!r}")
-        for name, value in (("shuffle", shuffle), ("repeat", repeat), ("drop_remainder", drop_remainder)):
+        _check_positive("pool_bytes", pool_bytes)
+        for name, value in (("repeat", repeat), ("drop_remainder", drop_remainder)):
             if not isinstance(value, bool):
                 raise ConfigError(f"{name}: expected True or False, got {value!r}")
+        if cache not in (None, True, False):
+            raise ConfigError(f"cache: expected True, False or None, got {cache!r}")
+        if shuffle is not True and shuffle is not False and shuffle != "pool":
+            raise ConfigError(f"shuffle: expected True, False or 'pool', got {shuffle!r}")
+        if shuffle is True and cache is False:
+            raise ConfigError("cache: expected True with shuffle=True, which draws from everywhere; or shuffle='pool'")
         from tfdist.data.pipeline import dataset
         from tfdist.data.reader import Reading
 
@@ -123,9 +142,11 @@ class Handle:
             self.manifest,
             global_batch,
             seed=seed,
-            shuffle=shuffle,
+            mixing="rows" if shuffle is True else "pool" if shuffle else "none",
+            cached=shuffle is True if cache is None else cache,
             drop_remainder=drop_remainder,
             lanes=lanes,
+            pool_bytes=pool_bytes,
         )
         return dataset(reading, epoch, start_step, repeat)
 

@@ -64,7 +64,7 @@ def dataset(reading: Reading, epoch: int, start_step: int, repeat: bool) -> Any:
 
     world = strategy.num_replicas_in_sync
     steps = replace(reading, share=Share(0, world)).epoch(epoch).batches.steps
-    if reading.shuffle and not repeat and steps < _FEWEST_STEPS:
+    if reading.mixing != "none" and not repeat and steps < _FEWEST_STEPS:
         raise ConfigError(
             f"to_tf: over several workers expected epochs of at least {_FEWEST_STEPS} steps, got {steps}, which "
             "tf.distribute would take ahead of their use; say repeat=True and give model.fit "
@@ -142,6 +142,7 @@ class _Iterations:
         self._endless = endless
         self._started: dict[int, tuple[int, int]] = {}
         self._open: OrderedDict[int, Blocks] = OrderedDict()
+        self._cache = reading.cache(reading.epoch(first)) if reading.cached else None
         self._lock = threading.Lock()
 
     def begin(self) -> np.int64:
@@ -174,7 +175,7 @@ class _Iterations:
     def _blocks(self, number: int) -> Blocks:
         with self._lock:
             if number not in self._open:
-                self._open[number] = Blocks(self._reading, *self._started[number], self._endless)
+                self._open[number] = Blocks(self._reading, *self._started[number], self._endless, self._cache)
                 if len(self._open) > _OPEN_ITERATIONS:
                     self._open.popitem(last=False)[1].close()
             self._open.move_to_end(number)

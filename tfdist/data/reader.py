@@ -1,30 +1,28 @@
-"""Row groups to blocks of batches, as numpy arrays: a thread reads ahead, one gather per column and lane."""
+"""Rows to blocks of batches, as numpy arrays, in the order of an epoch."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Protocol
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from tfdist.data.columns import tensors_of, values_of
 from tfdist.data.manifest import Manifest
-from tfdist.data.schema import Column
-from tfdist.data.shards import ALONE, Epoch, Round, Share, lane_count, plan_batches
+from tfdist.data.rowcache import RowCache
+from tfdist.data.rowgroups import Group, RowGroups
+from tfdist.data.shards import ALONE, Epoch, Mixing, Pool, Round, Share, lane_count, plan_batches
 from tfdist.data.values import Values, gathered, joined, part
-from tfdist.errors import DataError
 
-MIXED_BYTES = 16 * 2**20
+POOL_BYTES = 16 * 2**20
 """Memory of the rows that are mixed with each other, over all lanes and workers."""
 
 IN_ORDER_BYTES = 4 * 2**20
 """Most memory of the rows that are read together in the order of the source; a row group at most."""
 
-_OPEN_FILES = 16
+_RUN_BYTES = 4096  # a page of the cache's file
+_RUN_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -55,18 +53,22 @@ class Reading:
         global_batch: rows of a global batch.
         share: which worker.
         seed: of the order.
-        shuffle: False keeps the order of the source.
+        mixing: how rows are shuffled.
+        cached: keep rows on the local disk for later epochs; mixing ``rows`` needs it.
         drop_remainder: leave out the rows that do not fill a batch.
         lanes: parts of the data set that each batch draws from; None decides.
+        pool_bytes: memory of the rows that are mixed with each other, over all workers.
     """
 
     manifest: Manifest
     global_batch: int
     share: Share = ALONE
     seed: int = 0
-    shuffle: bool = True
+    mixing: Mixing = "rows"
+    cached: bool = True
     drop_remainder: bool = False
     lanes: int | None = None
+    pool_bytes: int = POOL_BYTES
 
     def epoch(self, number: int) -> Epoch:
         """The order of an epoch.
@@ -74,24 +76,45 @@ class Reading:
         Raises:
             ConfigError: there are fewer rows, or smaller batches, than workers.
         """
-        manifest, world = self.manifest, self.share.world
+        manifest, world, mixed = self.manifest, self.share.world, self.mixing != "none"
         groups = tuple(rows for f in manifest.fragments for rows in f.row_groups)
-        if self.shuffle:
-            together = MIXED_BYTES // manifest.row_bytes
+        if mixed:
+            together = self.pool_bytes // manifest.row_bytes
         else:
             # Rows of one row group need no copy to lie after one another.
             together = min(IN_ORDER_BYTES // manifest.row_bytes, max(groups, default=0))
-        lanes = lane_count(world, self.global_batch) if self.shuffle else 1
+        steps = max(1, together // self.global_batch)
+        lanes = lane_count(world, self.global_batch) if mixed else 1
         return Epoch(
             groups=groups,
             batches=plan_batches(manifest.rows, self.global_batch, world, self.drop_remainder),
             lanes=self.lanes or lanes,
-            steps_per_round=max(1, together // self.global_batch),
+            steps_per_round=steps,
             share=self.share,
             seed=self.seed,
             epoch=number,
-            shuffle=self.shuffle,
+            mixing=self.mixing,
+            # Short, so that the rows of a batch come from many places; a page of rows, where it is not in memory.
+            run_rows=max(1, min(_RUN_ROWS, _RUN_BYTES // manifest.row_bytes, steps // 2)),
         )
+
+    def cache(self, epoch: Epoch) -> RowCache:
+        """An empty cache for what this worker reads in all epochs.
+
+        Raises:
+            DataError: the disk has too little space.
+        """
+        return RowCache(self.manifest, epoch.touched_rows if self.mixing == "rows" else self.manifest.rows)
+
+
+class Source(Protocol):
+    """Where the rows of rounds come from."""
+
+    def blocks(self, epoch: Epoch, planned: Round, ahead: tuple[Epoch, Round] | None) -> list[Block]:
+        """The blocks of a round, while that of the round ``ahead`` begin to be read."""
+
+    def close(self) -> None:
+        """Forget what was read."""
 
 
 class Blocks:
@@ -104,17 +127,24 @@ class Blocks:
         first_epoch: number of the epoch with which the iteration begins.
         start_step: step of that epoch with which it begins.
         endless: epoch after epoch, instead of one.
+        cache: keeps what is read, for several iterations; None keeps nothing.
     """
 
-    def __init__(self, reading: Reading, first_epoch: int, start_step: int = 0, endless: bool = False) -> None:
+    def __init__(
+        self,
+        reading: Reading,
+        first_epoch: int,
+        start_step: int = 0,
+        endless: bool = False,
+        cache: RowCache | None = None,
+    ) -> None:
         self._reading = reading
         self._endless = endless
         self._first_epoch = first_epoch
         self._epochs = {first_epoch: reading.epoch(first_epoch)}
         self._each = self._epochs[first_epoch].blocks
         self._first_block, self._first_place = self._epochs[first_epoch].block_at(start_step)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tfdist-read")
-        self._groups = _RowGroups(reading.manifest, self._thread)
+        self._source: Source = Streamed(reading.manifest) if cache is None else Cached(cache)
         self._plans: dict[tuple[int, int], Round] = {}
         self._held: tuple[int, int] | None = None
         self._held_blocks: list[Block] = []
@@ -135,24 +165,20 @@ class Blocks:
 
     def close(self) -> None:
         """Stop reading ahead; what is asked for afterwards is read anew."""
-        self._groups.forget()
+        self._source.close()
         self._held, self._held_blocks = None, []
 
     def _read(self, number: int, round_number: int) -> None:
         planned = self._planned(number, round_number)
         self._held, self._held_blocks = None, []
-        if not self._groups.wanted(number, planned):
-            self._groups.forget()
-            self._groups.want(number, planned)
         following = (number, round_number + 1)
         if following[1] == self._epoch(number).rounds:
             following = (number + 1, 0)
+        ahead = None
         if following[0] == number or self._endless:
-            self._groups.want(following[0], self._planned(*following))
-        tensors = len(self._reading.manifest.schema.tensors)
-        self._held_blocks = _assemble(planned, self._groups.taken(number, planned), tensors)
+            ahead = self._epoch(following[0]), self._planned(*following)
+        self._held_blocks = self._source.blocks(self._epoch(number), planned, ahead)
         self._held = number, round_number
-        self._groups.drop(number, planned)
 
     def _planned(self, number: int, round_number: int) -> Round:
         key = number, round_number
@@ -167,104 +193,78 @@ class Blocks:
         return self._epochs[number]
 
 
-Group = list[Values]
-"""The tensors of a row group, each ``[rows, *shape]``."""
+class Cached:
+    """Rows out of a cache.
+
+    Args:
+        cache: reads what it has not.
+    """
+
+    def __init__(self, cache: RowCache) -> None:
+        self._cache = cache
+
+    def blocks(self, epoch: Epoch, planned: Round, ahead: tuple[Epoch, Round] | None) -> list[Block]:
+        self._cache.want(epoch.groups_of(planned))
+        if ahead is not None:
+            self._cache.want(ahead[0].groups_of(ahead[1]))
+        self._cache.wait(epoch.groups_of(planned))
+        rows = np.concatenate([epoch.sources(pool) for pool in planned.pools])
+        places = zip(_places(planned), planned.blocks, strict=True)
+        return [Block(*shape, self._cache.take(_picked(rows, place, shape))) for place, shape in places]
+
+    def close(self) -> None:
+        pass
 
 
-class _RowGroups:
-    """Row groups in memory, read by one thread in the order in which they were asked for.
+class Streamed:
+    """Rows of row groups in memory, read by one thread in the order in which they were asked for.
 
     Args:
         manifest: the data set.
-        thread: reads.
     """
 
-    def __init__(self, manifest: Manifest, thread: ThreadPoolExecutor) -> None:
+    def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
-        self._thread = thread
-        self._places = [
-            (f, i) for f, fragment in enumerate(manifest.fragments) for i in range(len(fragment.row_groups))
-        ]
+        self._reader = RowGroups(manifest)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tfdist-read")
         self._held: dict[tuple[int, int], Future[Group]] = {}
-        self._open: OrderedDict[int, pq.ParquetFile] = OrderedDict()
+        self._wanted: set[tuple[int, int]] = set()
 
-    def want(self, epoch: int, planned: Round) -> None:
-        """Have the row groups of a round read."""
-        for pool in planned.pools:
-            for piece in pool.pieces:
-                key = (epoch, piece.group)
-                if key not in self._held:
-                    self._held[key] = self._thread.submit(self._read, piece.group)
+    def blocks(self, epoch: Epoch, planned: Round, ahead: tuple[Epoch, Round] | None) -> list[Block]:
+        if (epoch.epoch, planned.start) not in self._wanted:  # the first one, or another than the next
+            self.close()
+            self._want(epoch, planned)
+        if ahead is not None:
+            self._want(*ahead)
+        groups = {group: self._held[epoch.epoch, group].result() for group in epoch.groups_of(planned)}
+        blocks = _assembled(epoch, planned, groups, len(self._manifest.schema.tensors))
+        self._wanted.discard((epoch.epoch, planned.start))
+        for group in epoch.done(planned):
+            self._held.pop((epoch.epoch, group), None)
+        return blocks
 
-    def wanted(self, epoch: int, planned: Round) -> bool:
-        """Whether all row groups of a round are here or on their way."""
-        return all((epoch, piece.group) in self._held for pool in planned.pools for piece in pool.pieces)
+    def _want(self, epoch: Epoch, planned: Round) -> None:
+        self._wanted.add((epoch.epoch, planned.start))
+        for group in epoch.groups_of(planned):
+            if (epoch.epoch, group) not in self._held:
+                self._held[epoch.epoch, group] = self._thread.submit(self._reader.read, group)
 
-    def forget(self) -> None:
-        """Forget all row groups, also those on their way."""
+    def close(self) -> None:
         for future in self._held.values():
             future.cancel()
         self._held.clear()
-
-    def taken(self, epoch: int, planned: Round) -> dict[int, Group]:
-        """The row groups of a round, by number; waits until they are read."""
-        wanted = dict.fromkeys(piece.group for pool in planned.pools for piece in pool.pieces)
-        return {group: self._held[epoch, group].result() for group in wanted}
-
-    def drop(self, epoch: int, planned: Round) -> None:
-        """Forget the row groups that no later round of the epoch needs."""
-        for group in planned.done:
-            self._held.pop((epoch, group), None)
-
-    def _read(self, group: int) -> Group:
-        number, place = self._places[group]
-        fragment, schema = self._manifest.fragments[number], self._manifest.schema
-        # One thread: decoding has one core, TensorFlow the others; more threads disturb each other.
-        table = self._file(number).read_row_group(
-            place, columns=[c.file_name for c in schema.columns], use_threads=False
-        )
-        if table.num_rows != fragment.row_groups[place]:
-            raise self._changed(number, f"{table.num_rows} rows in row group {place}")
-        return tensors_of(schema, {c.name: self._values(table, c, number, place) for c in schema.columns})
-
-    def _values(self, table: pa.Table, column: Column, number: int, place: int) -> tuple[Values, ...]:
-        try:
-            return values_of(table.column(table.schema.get_field_index(column.file_name)), column)
-        except DataError as error:
-            raise DataError(f"{error} (row group {place} of {self._path(number)})") from error
-
-    def _file(self, number: int) -> pq.ParquetFile:
-        if number in self._open:
-            self._open.move_to_end(number)
-            return self._open[number]
-        if len(self._open) >= _OPEN_FILES:
-            self._open.popitem(last=False)[1].close()
-        path = self._path(number)
-        # Codes and distinct values are how Parquet stores text; decoding them would cost more than all the rest.
-        text = [c.file_name for c in self._manifest.schema.columns if c.spark_type in ("string", "binary")]
-        try:
-            opened = pq.ParquetFile(path, read_dictionary=text, coerce_int96_timestamp_unit="us")
-        except FileNotFoundError as error:
-            raise DataError(f"{path}: not found; the data must lie where every worker sees it") from error
-        if opened.metadata.num_row_groups != len(self._manifest.fragments[number].row_groups):
-            raise self._changed(number, f"{opened.metadata.num_row_groups} row groups")
-        self._open[number] = opened
-        return opened
-
-    def _path(self, number: int) -> Path:
-        return Path(self._manifest.root) / self._manifest.fragments[number].path
-
-    def _changed(self, number: int, got: str) -> DataError:
-        rows = list(self._manifest.fragments[number].row_groups)
-        return DataError(f"{self._path(number)}: expected row groups of {rows} rows, got {got}; the file was changed")
+        self._wanted.clear()
 
 
-def _assemble(planned: Round, groups: dict[int, Group], tensors: int) -> list[Block]:
-    """The blocks of a round."""
+def _assembled(epoch: Epoch, planned: Round, groups: dict[int, Group], tensors: int) -> list[Block]:
+    """The blocks of a round out of row groups."""
     blocks = [Block(steps, rows, []) for steps, rows in planned.blocks]
+    pieces = [piece for pool in planned.pools for piece in epoch.pieces(pool)]
+    order = _order(planned.pools)
     places = _places(planned)
+    if order is not None:
+        places = [_picked(order, place, shape) for place, shape in zip(places, planned.blocks, strict=True)]
     for tensor in range(tensors):
-        pieces = (p for pool in planned.pools for p in pool.pieces)
         rows = joined([part(groups[p.group][tensor], p.start, p.stop) for p in pieces])
         for block, chosen in zip(blocks, places, strict=True):
             if isinstance(chosen, int):
@@ -275,8 +275,15 @@ def _assemble(planned: Round, groups: dict[int, Group], tensors: int) -> list[Bl
     return blocks
 
 
+def _order(pools: Sequence[Pool]) -> np.ndarray | None:
+    """``[rows] int64``: the permutations of pools that lie end to end, or None where they are not permuted."""
+    before = np.cumsum([0, *(pool.rows for pool in pools)])
+    orders = [pool.order + start for pool, start in zip(pools, before[:-1], strict=True) if pool.order is not None]
+    return np.concatenate(orders) if orders else None
+
+
 def _places(planned: Round) -> list[np.ndarray | int]:
-    """Where a round's blocks lie in its pools, laid end to end.
+    """Where a round's blocks lie in its permuted pools, laid end to end.
 
     Returns:
         For each block ``[steps * rows] int64``, or the place of the first row where all of them follow it.
@@ -285,13 +292,17 @@ def _places(planned: Round) -> list[np.ndarray | int]:
     before = 0
     for pool in planned.pools:
         for take in pool.takes:
-            if pool.order is None and take.width == take.last - take.first == planned.blocks[take.block][1]:
-                found[take.block] = before + take.offset
+            block, start = found[take.block], before + take.offset
+            if take.width == take.last - take.first == planned.blocks[take.block][1]:
+                found[take.block] = start
                 continue
-            block, end = found[take.block], take.offset + take.count * take.width
             assert isinstance(block, np.ndarray)
-            order = np.arange(take.offset, end) if pool.order is None else pool.order[take.offset : end]
-            columns = order.reshape(take.count, take.width)[:, take.first : take.last]
-            np.add(columns, before, out=block[:, take.column : take.column + columns.shape[1]])
+            columns = np.arange(start, start + take.count * take.width).reshape(take.count, take.width)
+            block[:, take.column : take.column + take.last - take.first] = columns[:, take.first : take.last]
         before += pool.rows
     return [block if isinstance(block, int) else block.reshape(-1) for block in found]
+
+
+def _picked(array: np.ndarray, place: np.ndarray | int, shape: tuple[int, int]) -> np.ndarray:
+    """The rows of a block of a shape, at places as :func:`_places` gives them."""
+    return array[place : place + shape[0] * shape[1]] if isinstance(place, int) else array[place]

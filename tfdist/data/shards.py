@@ -8,10 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from tfdist.errors import ConfigError
+
+Mixing = Literal["none", "rows", "pool"]
+"""How rows are shuffled: not at all; all rows of a lane, a few consecutive ones of which stay together on their way
+into a pool; or only those of a pool of consecutive rows, whose row groups are permuted."""
 
 SHARED_LANES = 12
 """Lanes when shuffling: 1, 2, 3, 4, 6 and 12 workers take whole lanes of the same order."""
@@ -102,8 +107,7 @@ def lane_count(world: int, global_batch: int) -> int:
     return min(-(-SHARED_LANES // world) * world, global_batch)
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Rows ``start`` to ``stop`` of a row group."""
 
     group: int
@@ -130,13 +134,13 @@ class Pool:
     """Rows of one lane that are mixed with each other.
 
     Args:
-        pieces: where they lie.
+        runs: ``[runs, 2] int64``, where they lie in the stream: first row, and one past the last.
         rows: how many.
         order: ``[rows] int64``, the permutation; None keeps the order.
         takes: where they go.
     """
 
-    pieces: tuple[Piece, ...]
+    runs: np.ndarray
     rows: int
     order: np.ndarray | None
     takes: tuple[Take, ...]
@@ -150,13 +154,11 @@ class Round:
         start: the first step.
         blocks: (steps, local rows) of each block: the full batches, then each batch of the tail by itself.
         pools: one for each lane that the worker touches.
-        done: row groups that no later round of this worker needs.
     """
 
     start: int
     blocks: tuple[tuple[int, int], ...]
     pools: tuple[Pool, ...]
-    done: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,8 @@ class Epoch:
         share: which worker.
         seed: of the order.
         epoch: number of the epoch.
-        shuffle: False keeps the order of the source.
+        mixing: how rows are shuffled, see :data:`Mixing`.
+        run_rows: rows that stay together on their way into a pool, with ``rows``.
     """
 
     groups: tuple[int, ...]
@@ -181,7 +184,8 @@ class Epoch:
     share: Share
     seed: int = 0
     epoch: int = 0
-    shuffle: bool = True
+    mixing: Mixing = "rows"
+    run_rows: int = 1
 
     @property
     def rounds(self) -> int:
@@ -218,7 +222,63 @@ class Epoch:
         sections = self._sections(number)
         pools = [self._pool(lane, number, start, stop, sections) for lane in range(*self._touched)]
         local = [(count, _length(self.share.of(n))) for _, count, n in sections]
-        return Round(start, tuple(local), tuple(p for p in pools if p.rows), self._done(start, stop))
+        return Round(start, tuple(local), tuple(p for p in pools if p.rows))
+
+    @property
+    def touched_rows(self) -> int:
+        """Rows of the lanes that hold a row of this worker."""
+        first, last = self._touched
+        return self._lane_start(last) - self._lane_start(first)
+
+    def pieces(self, pool: Pool) -> list[Piece]:
+        """Where the rows of a pool lie in the row groups, in the pool's order before it is permuted."""
+        found = []
+        for start, stop in pool.runs.tolist():
+            place = int(np.searchsorted(self._bounds, start, side="right")) - 1
+            while start < stop:
+                low, high = int(self._bounds[place]), min(int(self._bounds[place + 1]), stop)
+                if start < high:
+                    found.append(Piece(int(self._sequence[place]), start - low, high - low))
+                    start = high
+                place += 1
+        return found
+
+    def sources(self, pool: Pool) -> np.ndarray:
+        """``[rows] int64``: the rows of a pool as numbers in the order of the source, permuted."""
+        starts, stops = pool.runs.T
+        lengths = stops - starts
+        stream = np.arange(pool.rows) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+        first, last = self._group_places(pool)
+        shifts = np.repeat(self._shifts[first], lengths)
+        if len(astride := np.flatnonzero(first != last)):  # few runs lie in two row groups
+            rows = np.flatnonzero(np.repeat(np.isin(np.arange(len(starts)), astride), lengths))
+            shifts[rows] = self._shifts[np.searchsorted(self._bounds, stream[rows], side="right") - 1]
+        stream += shifts
+        return stream if pool.order is None else np.asarray(stream[pool.order])
+
+    def _group_places(self, pool: Pool) -> tuple[np.ndarray, np.ndarray]:
+        """``[runs] int64`` twice: where in the stream of row groups each run begins and ends."""
+        first, last = pool.runs[:, 0], pool.runs[:, 1] - 1
+        return np.searchsorted(self._bounds, first, "right") - 1, np.searchsorted(self._bounds, last, "right") - 1
+
+    def groups_of(self, planned: Round) -> list[int]:
+        """The row groups that hold rows of a round, in the order of the stream."""
+        needed = np.zeros(len(self.groups) + 1, np.int64)
+        for pool in planned.pools:
+            first, last = (
+                np.searchsorted(self._bounds, at, side="right") - 1 for at in (pool.runs.T[0], pool.runs.T[1] - 1)
+            )
+            np.add.at(needed, first, 1)
+            np.add.at(needed, last + 1, -1)
+        places = np.flatnonzero(np.cumsum(needed[:-1]))
+        return [int(self._sequence[place]) for place in places if self.groups[self._sequence[place]]]
+
+    def done(self, planned: Round) -> tuple[int, ...]:
+        """Row groups that no later round of this worker needs; unknown, so none, where rows of a lane are mixed."""
+        if self.mixing == "rows":
+            return ()
+        start = planned.start
+        return self._done(start, min(start + self.steps_per_round, self.batches.steps))
 
     @property
     def _whole_rounds(self) -> int:
@@ -249,22 +309,27 @@ class Epoch:
                 offset = self._lane_rows(lane, step) - before
                 takes.append(Take(block, offset, count, high - low, first - low, last - low, first - mine_low))
         if not takes:
-            return Pool((), 0, None, ())
-        order = self._generator(lane, number).permutation(rows) if self.shuffle else None
-        origin = self._lane_start(lane) + before
-        return Pool(self._pieces(origin, origin + rows), rows, order, tuple(takes))
+            return Pool(np.empty((0, 2), np.int64), 0, None, ())
+        order = None if self.mixing == "none" else self._generator(lane, number).permutation(rows)
+        return Pool(self._runs(lane, before, before + rows), rows, order, tuple(takes))
 
-    def _pieces(self, start: int, stop: int) -> tuple[Piece, ...]:
-        """Where the rows ``start`` to ``stop`` of the stream lie."""
-        bounds, pieces = self._bounds, []
-        place = int(np.searchsorted(bounds, start, side="right")) - 1
-        while start < stop:
-            low, high = int(bounds[place]), min(int(bounds[place + 1]), stop)
-            if start < high:
-                pieces.append(Piece(int(self._sequence[place]), start - low, high - low))
-                start = high
-            place += 1
-        return tuple(pieces)
+    def _runs(self, lane: int, start: int, stop: int) -> np.ndarray:
+        """The rows ``start`` to ``stop`` of a lane, as :class:`Pool` has them."""
+        origin = self._lane_start(lane)
+        if self.mixing != "rows":
+            return np.array([[origin + start, origin + stop]])
+        size, length = self.run_rows, self._lane_start(lane + 1) - origin
+        places = np.arange(start // size, -(-stop // size))
+        ends = np.minimum((places + 1) * size, length)  # the last rows of a lane may not fill a run: they stay last
+        runs = self._scattered(lane, places, length // size) * size
+        runs = np.stack([runs, runs + ends - places * size], axis=1)
+        runs[0, 0] += start % size
+        runs[-1, 1] -= ends[-1] - stop
+        return origin + runs
+
+    def _scattered(self, lane: int, places: np.ndarray, count: int) -> np.ndarray:
+        """Where the runs at some places of a lane come from."""
+        return permuted(places, count, self._generator(lane).integers(0, 2**63, size=4, dtype=np.uint64))
 
     def _done(self, start: int, stop: int) -> tuple[int, ...]:
         """Row groups of which no touched lane needs a row after the steps before ``stop``."""
@@ -303,7 +368,17 @@ class Epoch:
     def _sequence(self) -> np.ndarray:
         """``[row groups] int64``: the row groups in the order of the stream."""
         n = len(self.groups)
-        return self._generator().permutation(n) if self.shuffle else np.arange(n)
+        if self.mixing == "none":
+            return np.arange(n)
+        # One for all epochs where workers keep what they have read.
+        key = [self.seed] if self.mixing == "rows" else [self.seed, self.epoch]
+        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key))).permutation(n)
+
+    @cached_property
+    def _shifts(self) -> np.ndarray:
+        """``[row groups] int64``, in the order of the stream: a row's number in the source minus that in the stream."""
+        starts = np.cumsum([0, *self.groups])[:-1]
+        return np.asarray(starts[self._sequence] - self._bounds[:-1])
 
     @cached_property
     def _bounds(self) -> np.ndarray:
@@ -320,6 +395,43 @@ class Epoch:
                 if max(low, lane * n // self.lanes) < min(high, (lane + 1) * n // self.lanes):
                     first, last = min(first, lane), max(last, lane + 1)
         return first, last
+
+
+def permuted(places: np.ndarray, count: int, keys: np.ndarray) -> np.ndarray:
+    """Where a random permutation of ``count`` numbers takes some of them, without computing the others.
+
+    A Feistel network over the smallest power of two that holds them, repeated where it leads out of the range
+    (cycle walking; Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
+
+    Args:
+        places: ``[n] int64``; those from ``count`` on come back as they are.
+        count: how many numbers are permuted.
+        keys: ``[rounds] uint64``; they decide the permutation.
+
+    Returns:
+        ``[n] int64``.
+    """
+    bits = max(2, int(count - 1).bit_length())
+    result = places.astype(np.uint64)
+    walking = np.flatnonzero(places < count)
+    while len(walking):
+        result[walking] = _encrypted(result[walking], bits, keys)
+        walking = walking[result[walking] >= count]
+    return result.astype(np.int64)
+
+
+def _encrypted(values: np.ndarray, bits: int, keys: np.ndarray) -> np.ndarray:
+    """A bijection of the numbers of so many bits."""
+    left_bits, right_bits = bits // 2, bits - bits // 2
+    for key in keys:
+        left, right = values >> np.uint64(right_bits), values & np.uint64((1 << right_bits) - 1)
+        mixed = (right + key) * np.uint64(0x9E3779B97F4A7C15)  # odd, near 2**64 / golden ratio
+        mixed ^= mixed >> np.uint64(29)
+        mixed *= np.uint64(0xBF58476D1CE4E5B9)  # of SplitMix64
+        left ^= mixed >> np.uint64(64 - left_bits)
+        values = right << np.uint64(left_bits) | left
+        left_bits, right_bits = right_bits, left_bits
+    return values
 
 
 def _length(bounds: tuple[int, int]) -> int:

@@ -1,0 +1,252 @@
+"""Rows that were read once, on the local disk: one after another in fixed width, found by their number."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+
+from tfdist.data.manifest import Manifest
+from tfdist.data.rowgroups import Group, RowGroups
+from tfdist.data.schema import Tensor
+from tfdist.data.values import Ragged, Text, Values, aligned
+from tfdist.errors import DataError
+
+_TOGETHER = 4096  # rows, which stay in the processor's cache between gathering and dealing out
+_SPARE_BYTES = 64 * 2**20  # left free for others on the same disk
+
+
+def local_dir() -> Path:
+    """Folder for what is read again in later epochs: ``$TFDIST_LOCAL_DIR``, else the system's temporary folder."""
+    return Path(os.environ.get("TFDIST_LOCAL_DIR") or tempfile.gettempdir())
+
+
+class RowCache:
+    """The rows of a data set, kept as they are first read.
+
+    Files are deleted as soon as they are open, so that the disk is free again when the process ends, however it ends.
+
+    Args:
+        manifest: the data set.
+        rows: how many of its rows will be read, for the disk space.
+
+    Raises:
+        DataError: the disk has too little space.
+    """
+
+    def __init__(self, manifest: Manifest, rows: int) -> None:
+        heap = _File()
+        self._codecs = [_codec(tensor, heap) for tensor in manifest.schema.tensors]
+        # The widest first, so that no value lies across an address it should not.
+        places = sorted(range(len(self._codecs)), key=lambda i: -self._codecs[i].dtype.base.alignment)
+        self._row = np.dtype([(str(i), self._codecs[i].dtype) for i in places], align=True)
+        _check_space(max(self._row.itemsize, manifest.row_bytes) * rows)
+        groups = [n for f in manifest.fragments for n in f.row_groups]
+        self._starts = np.cumsum([0, *groups])
+        self._file = _File(self._row.itemsize * int(self._starts[-1]))
+        self._reader = RowGroups(manifest)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tfdist-cache")
+        self._groups: dict[int, Future[None]] = {}
+
+    def want(self, groups: Sequence[int]) -> None:
+        """Have row groups read that are not here yet."""
+        for group in groups:
+            if group not in self._groups:
+                self._groups[group] = self._thread.submit(self._fill, group)
+
+    def take(self, rows: np.ndarray) -> list[Values]:
+        """The tensors of rows.
+
+        Args:
+            rows: ``[n] int64``, their numbers in the order of the source; their row groups are wanted.
+        """
+        outs = [aligned((len(rows), *codec.dtype.shape), codec.dtype.base) for codec in self._codecs]
+        raw = np.frombuffer(self._file.mapped, np.dtype((np.void, self._row.itemsize)))
+        in_a_row = len(rows) and rows[-1] - rows[0] == len(rows) - 1 and bool((np.diff(rows) == 1).all())
+        gathered = np.empty(_TOGETHER, raw.dtype)
+        for start in range(0, len(rows), _TOGETHER):
+            stop = min(start + _TOGETHER, len(rows))
+            if in_a_row:
+                chosen = raw[rows[start] : rows[start] + stop - start]
+            else:
+                chosen = np.take(raw, rows[start:stop], out=gathered[: stop - start], mode="clip")
+            fields = chosen.view(self._row)
+            for i, out in enumerate(outs):
+                out[start:stop] = fields[str(i)]
+        return [codec.decoded(out) for codec, out in zip(self._codecs, outs, strict=True)]
+
+    def wait(self, groups: Sequence[int]) -> None:
+        """Wait until row groups are here.
+
+        Raises:
+            DataError: the disk is full, or a row group cannot be read.
+        """
+        for group in groups:
+            self._groups[group].result()
+
+    def _fill(self, group: int) -> None:
+        tensors: Group = self._reader.read(group)
+        start, stop = int(self._starts[group]), int(self._starts[group + 1])
+        encoded = [codec.encoded(values) for codec, values in zip(self._codecs, tensors, strict=True)]
+        for first in range(0, stop - start, _TOGETHER):
+            last = min(first + _TOGETHER, stop - start)
+            rows = np.zeros(last - first, self._row)
+            for i, values in enumerate(encoded):
+                rows[str(i)] = values[first:last]
+            self._file.write(rows, (start + first) * self._row.itemsize)
+
+
+class _File:
+    """A file without a name, written by one thread and mapped into memory.
+
+    Args:
+        size_bytes: of the mapping; disk space is used only where something was written.
+    """
+
+    def __init__(self, size_bytes: int = 0) -> None:
+        self._raw = tempfile.TemporaryFile(prefix="tfdist-rows-", dir=local_dir())  # noqa: SIM115  lives as long as this
+        self._end = 0
+        self._mapped: mmap.mmap | None = None
+        if size_bytes:
+            self._raw.truncate(size_bytes)
+            self._mapped = mmap.mmap(self._raw.fileno(), size_bytes, prot=mmap.PROT_READ)
+
+    @property
+    def mapped(self) -> Any:
+        """The bytes; what was appended since it was last asked for is there too."""
+        if self._mapped is None or len(self._mapped) < self._end:
+            # The old mapping lives on in the arrays that were made of it.
+            self._mapped = mmap.mmap(self._raw.fileno(), self._end, prot=mmap.PROT_READ) if self._end else None
+        return self._mapped or b""
+
+    def __del__(self) -> None:
+        self._raw.close()
+
+    def append(self, array: np.ndarray, item_bytes: int = 1) -> int:
+        """Write at the end, at a multiple of a size; returns the place in bytes."""
+        start = -(-self._end // item_bytes) * item_bytes
+        self.write(array, start)
+        self._end = start + array.nbytes
+        return start
+
+    def write(self, array: np.ndarray, at: int) -> None:
+        """Write at a place in bytes."""
+        left = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        try:
+            while left:
+                done = os.pwrite(self._raw.fileno(), left, at)
+                left, at = left[done:], at + done
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise _no_space(0) from error
+
+
+class _Codec(Protocol):
+    """How a tensor lies in a row.
+
+    Attributes:
+        dtype: of its part of the row, a sub-array where the tensor has a shape.
+    """
+
+    dtype: np.dtype[Any]
+
+    def encoded(self, values: Any) -> np.ndarray:
+        """``[rows, ...]``, as :meth:`decoded` takes it."""
+
+    def decoded(self, stored: np.ndarray) -> Values:
+        """The values again."""
+
+
+class _Numbers:
+    def __init__(self, dtype: str, shape: tuple[int, ...]) -> None:
+        self.dtype = np.dtype((np.dtype(dtype), shape))
+
+    def encoded(self, values: np.ndarray) -> np.ndarray:
+        return values
+
+    def decoded(self, stored: np.ndarray) -> np.ndarray:
+        return stored
+
+
+class _Texts:
+    """Texts by place and length; equal ones of a row group have one place."""
+
+    def __init__(self, shape: tuple[int, ...], heap: _File) -> None:
+        self.dtype = np.dtype((np.int64, (*shape, 2)))
+        self._heap = heap
+
+    def encoded(self, values: Text) -> np.ndarray:
+        lengths = np.fromiter(map(len, values.values), np.int64, len(values.values))
+        # A byte between them, so that also an empty text has a place of its own.
+        start = self._heap.append(np.frombuffer(b"\0".join([*values.values, b""]), np.uint8))
+        places = start + np.cumsum(lengths + 1) - lengths - 1
+        both: np.ndarray = np.stack([places, lengths], axis=1)
+        return np.take(both, values.codes, axis=0)
+
+    def decoded(self, stored: np.ndarray) -> Text:
+        codes, places = pd.factorize(stored[..., 0].reshape(-1))
+        lengths = np.zeros(len(places), np.int64)
+        lengths[codes] = stored[..., 1].reshape(-1)
+        heap, values = self._heap.mapped, np.empty(len(places), object)
+        values[:] = [heap[at : at + n] for at, n in zip(places.tolist(), lengths.tolist(), strict=True)]
+        return Text(codes.reshape(stored.shape[:-1]).astype(np.int32), values)
+
+
+class _Lists:
+    """Lists by the place and number of their values."""
+
+    def __init__(self, inner: _Codec, heap: _File) -> None:
+        self.dtype = np.dtype((np.int64, (2,)))
+        self._inner = inner
+        self._heap = heap
+
+    def encoded(self, values: Ragged) -> np.ndarray:
+        item = self._inner.dtype.itemsize
+        start = self._heap.append(self._inner.encoded(values.values), item) // item
+        return np.stack([values.splits[:-1] + start, np.diff(values.splits)], axis=1)
+
+    def decoded(self, stored: np.ndarray) -> Ragged:
+        starts, lengths = stored.T
+        splits = np.zeros(len(stored) + 1, np.int64)
+        np.cumsum(lengths, out=splits[1:])
+        flat = np.repeat(starts - splits[:-1], lengths) + np.arange(splits[-1])
+        heap, item = self._heap.mapped, self._inner.dtype
+        values = np.frombuffer(heap, item.base, len(heap) // item.itemsize * int(np.prod(item.shape)))
+        out = aligned((len(flat), *item.shape), item.base)
+        if len(flat):
+            np.take(values.reshape(-1, *item.shape), flat, axis=0, out=out, mode="clip")
+        return Ragged(self._inner.decoded(out), splits)
+
+
+def _codec(tensor: Tensor, heap: _File) -> _Codec:
+    depth = len(tensor.shape) if None in tensor.shape else 0
+    shape = () if depth else tuple(n for n in tensor.shape if n is not None)
+    codec: _Codec = _Texts(shape, heap) if tensor.dtype == "string" else _Numbers(tensor.dtype, shape)
+    for _ in range(depth):
+        codec = _Lists(codec, heap)
+    return codec
+
+
+def _check_space(needed_bytes: int) -> None:
+    if shutil.disk_usage(local_dir()).free < needed_bytes + _SPARE_BYTES:
+        raise _no_space(needed_bytes)
+
+
+def _no_space(needed_bytes: int) -> DataError:
+    folder, mib = local_dir(), 2**20
+    wanted = f"{needed_bytes // mib + 1:,} MiB" if needed_bytes else "more space"
+    return DataError(
+        f"{folder}: expected {wanted} for the rows that are read again in later epochs, got "
+        f"{shutil.disk_usage(folder).free // mib:,} MiB free; set TFDIST_LOCAL_DIR to another local disk on every "
+        "worker, or say shuffle='pool', which mixes less and needs no disk"
+    )

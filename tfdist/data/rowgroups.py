@@ -1,0 +1,82 @@
+"""Row groups of Parquet files as tensors."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tfdist.data.columns import tensors_of, values_of
+from tfdist.data.manifest import Manifest
+from tfdist.data.schema import Column
+from tfdist.data.values import Values
+from tfdist.errors import DataError
+
+Group = list[Values]
+"""The tensors of a row group, each ``[rows, *shape]``."""
+
+_OPEN_FILES = 16
+
+
+class RowGroups:
+    """Reads row groups by their number in the order of the source; for one thread.
+
+    Args:
+        manifest: the data set.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._places = [
+            (f, i) for f, fragment in enumerate(manifest.fragments) for i in range(len(fragment.row_groups))
+        ]
+        self._open: OrderedDict[int, pq.ParquetFile] = OrderedDict()
+
+    def read(self, group: int) -> Group:
+        """The tensors of a row group.
+
+        Raises:
+            DataError: the file is not there or was changed, or a value does not fit its column.
+        """
+        number, place = self._places[group]
+        fragment, schema = self._manifest.fragments[number], self._manifest.schema
+        # One thread: decoding has one core, TensorFlow the others; more threads disturb each other.
+        table = self._file(number).read_row_group(
+            place, columns=[c.file_name for c in schema.columns], use_threads=False
+        )
+        if table.num_rows != fragment.row_groups[place]:
+            raise self._changed(number, f"{table.num_rows} rows in row group {place}")
+        return tensors_of(schema, {c.name: self._values(table, c, number, place) for c in schema.columns})
+
+    def _values(self, table: pa.Table, column: Column, number: int, place: int) -> tuple[Values, ...]:
+        try:
+            return values_of(table.column(table.schema.get_field_index(column.file_name)), column)
+        except DataError as error:
+            raise DataError(f"{error} (row group {place} of {self._path(number)})") from error
+
+    def _file(self, number: int) -> pq.ParquetFile:
+        if number in self._open:
+            self._open.move_to_end(number)
+            return self._open[number]
+        if len(self._open) >= _OPEN_FILES:
+            self._open.popitem(last=False)[1].close()
+        path = self._path(number)
+        # Codes and distinct values are how Parquet stores text; decoding them would cost more than all the rest.
+        text = [c.file_name for c in self._manifest.schema.columns if c.spark_type in ("string", "binary")]
+        try:
+            opened = pq.ParquetFile(path, read_dictionary=text, coerce_int96_timestamp_unit="us")
+        except FileNotFoundError as error:
+            raise DataError(f"{path}: not found; the data must lie where every worker sees it") from error
+        if opened.metadata.num_row_groups != len(self._manifest.fragments[number].row_groups):
+            raise self._changed(number, f"{opened.metadata.num_row_groups} row groups")
+        self._open[number] = opened
+        return opened
+
+    def _path(self, number: int) -> Path:
+        return Path(self._manifest.root) / self._manifest.fragments[number].path
+
+    def _changed(self, number: int, got: str) -> DataError:
+        rows = list(self._manifest.fragments[number].row_groups)
+        return DataError(f"{self._path(number)}: expected row groups of {rows} rows, got {got}; the file was changed")
