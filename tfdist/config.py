@@ -84,7 +84,8 @@ class FitConfig:
         epochs: passes over the training rows.
         global_batch: rows per step over all workers together.
         seed: decides initial weights, the order of the rows and everything random.
-        shuffle: mix the rows anew each epoch; False trains in the order of the source.
+        shuffle: True mixes the rows anew each epoch, out of a cache on each worker's local disk; ``"pool"`` mixes only
+            neighbouring rows and needs no disk; False trains in the order of the source.
         drop_remainder: leave out the last, smaller batch of each epoch.
         validation_batch: rows per validation step over all workers; None takes ``global_batch``.
         output_dir: where the trained model is kept; None takes a new folder beside the cached data. Every worker
@@ -95,7 +96,7 @@ class FitConfig:
     epochs: int = 1
     global_batch: int = 256
     seed: int = 0
-    shuffle: bool = True
+    shuffle: bool | Literal["pool"] = True
     drop_remainder: bool = False
     validation_batch: int | None = None
     output_dir: str | Path | None = None
@@ -108,6 +109,10 @@ class FitConfig:
             _check_positive("fit", {"validation_batch": self.validation_batch}, problems)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
             problems.append(f"fit.seed: expected a whole number from 0 to 4294967295, got {self.seed!r}")
+        if not isinstance(self.shuffle, bool) and self.shuffle != "pool":
+            problems.append(f"fit.shuffle: expected True, False or 'pool', got {self.shuffle!r}")
+        if not isinstance(self.drop_remainder, bool):
+            problems.append(f"fit.drop_remainder: expected True or False, got {self.drop_remainder!r}")
         if self.verbose not in (0, 1, 2):
             problems.append(f"fit.verbose: expected 0, 1 or 2, got {self.verbose!r}")
         if problems:

@@ -157,7 +157,7 @@ def test_repeat_is_one_stream_of_epochs(handle: Handle) -> None:
 @pytest.mark.parametrize("shuffle", ORDERS)
 def test_an_epoch_can_be_begun_at_any_step(handle: Handle, shuffle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """From each step on the batches are those of a whole run, then come the next epochs; earlier rows are not read."""
-    monkeypatch.setattr("tfdist.data.reader.IN_ORDER_BYTES", 4000)
+    monkeypatch.setattr("tfdist.data.reader.BLOCK_BYTES", 4000)
     settings: dict[str, Any] = {"global_batch": 30, "shuffle": shuffle, "pool_bytes": 4000}
     epochs = [rows_of(handle.to_tf(epoch=e, **settings)) for e in (1, 2, 3)]
     for step in range(handle.steps(30)):

@@ -30,6 +30,7 @@ def make_epoch(groups: list[int], batch: int, world: int, *, mixing: Mixing = "r
         epoch=2,
         mixing=mixing,
         run_rows=4,
+        steps_per_block=2,
     )
 
 

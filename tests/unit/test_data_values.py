@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.data.values import Ragged, Text, Values, gathered, joined, part, rows_of
+from tfdist.data.values import Ragged, Text, Values, aligned, gathered, joined, part, rows_of
 
 ROWS = st.lists(st.lists(st.lists(st.sampled_from([b"a", b"b", b"c"]), max_size=3), max_size=3), min_size=1, max_size=8)
 
@@ -44,3 +44,20 @@ def test_lists_of_lists_behave_like_lists(one: list[Any], other: list[Any], data
     assert listed(part(values, start, stop)) == rows[start:stop]
     places = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=12))
     assert listed(gathered(values, np.array(places, np.int64))) == [rows[i] for i in places]
+
+
+def test_memory_is_used_again_only_when_no_array_is_over_it() -> None:
+    """An array, or a part of one that is still held, keeps its memory; once they are gone the next array gets it."""
+    shape, dtype = (3, 40_001), np.dtype(np.float32)
+    first = aligned(shape, dtype)
+    first[:] = 1
+    part_of_first = first[1, 5:10]
+    place = first.ctypes.data
+    assert place % 64 == 0
+    del first
+    other = aligned(shape, dtype)
+    other[:] = 2
+    assert part_of_first.tolist() == [1] * 5
+    assert other.ctypes.data != place
+    del part_of_first
+    assert aligned(shape, dtype).ctypes.data == place

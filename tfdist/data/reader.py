@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,8 +18,8 @@ from tfdist.data.values import Values, gathered, joined, part
 POOL_BYTES = 16 * 2**20
 """Memory of the rows that are mixed with each other, over all lanes and workers."""
 
-IN_ORDER_BYTES = 4 * 2**20
-"""Most memory of the rows that are read together in the order of the source; a row group at most."""
+BLOCK_BYTES = 4 * 2**20
+"""Memory of a block: large enough that the cost of a block does not count, small enough for the processor's cache."""
 
 _RUN_BYTES = 4096  # a page of the cache's file
 _RUN_ROWS = 16
@@ -82,7 +82,7 @@ class Reading:
             together = self.pool_bytes // manifest.row_bytes
         else:
             # Rows of one row group need no copy to lie after one another.
-            together = min(IN_ORDER_BYTES // manifest.row_bytes, max(groups, default=0))
+            together = min(BLOCK_BYTES // manifest.row_bytes, max(groups, default=0))
         steps = max(1, together // self.global_batch)
         lanes = lane_count(world, self.global_batch) if mixed else 1
         return Epoch(
@@ -96,6 +96,7 @@ class Reading:
             mixing=self.mixing,
             # Short, so that the rows of a batch come from many places; a page of rows, where it is not in memory.
             run_rows=max(1, min(_RUN_ROWS, _RUN_BYTES // manifest.row_bytes, steps // 2)),
+            steps_per_block=max(1, BLOCK_BYTES // manifest.row_bytes * world // self.global_batch),
         )
 
     def cache(self, epoch: Epoch) -> RowCache:
@@ -110,8 +111,8 @@ class Reading:
 class Source(Protocol):
     """Where the rows of rounds come from."""
 
-    def blocks(self, epoch: Epoch, planned: Round, ahead: tuple[Epoch, Round] | None) -> list[Block]:
-        """The blocks of a round, while that of the round ``ahead`` begin to be read."""
+    def blocks(self, epoch: Epoch, planned: Round, ahead: tuple[Epoch, Round] | None) -> Callable[[int], Block]:
+        """A function that makes the blocks of a round, by their place, while the round ``ahead`` begins to be read."""
 
     def close(self) -> None:
         """Forget what was read."""
@@ -147,7 +148,7 @@ class Blocks:
         self._source: Source = Streamed(reading.manifest) if cache is None else Cached(cache)
         self._plans: dict[tuple[int, int], Round] = {}
         self._held: tuple[int, int] | None = None
-        self._held_blocks: list[Block] = []
+        self._make: Callable[[int], Block] | None = None
 
     def __len__(self) -> int:
         """Blocks of the iteration; of its first epoch when it is endless."""
@@ -158,27 +159,27 @@ class Blocks:
         later, block = divmod(self._first_block + index, self._each)
         number, place = self._epoch(self._first_epoch + later).round_of(block)
         wanted = self._first_epoch + later, number
-        if self._held != wanted:
-            self._read(*wanted)
-        taken = self._held_blocks[place]
+        if self._make is None or self._held != wanted:
+            self._make = None
+            self._make = self._read(*wanted)
+            self._held = wanted
+        taken = self._make(place)
         return taken.cut(self._first_place, taken.steps) if index == 0 and self._first_place else taken
 
     def close(self) -> None:
         """Stop reading ahead; what is asked for afterwards is read anew."""
         self._source.close()
-        self._held, self._held_blocks = None, []
+        self._make = None
 
-    def _read(self, number: int, round_number: int) -> None:
+    def _read(self, number: int, round_number: int) -> Callable[[int], Block]:
         planned = self._planned(number, round_number)
-        self._held, self._held_blocks = None, []
         following = (number, round_number + 1)
         if following[1] == self._epoch(number).rounds:
             following = (number + 1, 0)
         ahead = None
         if following[0] == number or self._endless:
             ahead = self._epoch(following[0]), self._planned(*following)
-        self._held_blocks = self._source.blocks(self._epoch(number), planned, ahead)
-        self._held = number, round_number
+        return self._source.blocks(self._epoch(number), planned, ahead)
 
     def _planned(self, number: int, round_number: int) -> Round:
         key = number, round_number
@@ -202,15 +203,18 @@ class Cached:
 
     def __init__(self, cache: RowCache) -> None:
         self._cache = cache
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tfdist-plan")
+        self._ahead: tuple[tuple[int, int], Future[list[np.ndarray]]] | None = None
 
-    def blocks(self, epoch: Epoch, planned: Round, ahead: tuple[Epoch, Round] | None) -> list[Block]:
+    def blocks(self, epoch: Epoch, planned: Round, ahead: tuple[Epoch, Round] | None) -> Callable[[int], Block]:
+        key, before = (epoch.epoch, planned.start), self._ahead
         self._cache.want(epoch.groups_of(planned))
         if ahead is not None:
             self._cache.want(ahead[0].groups_of(ahead[1]))
+            self._ahead = (ahead[0].epoch, ahead[1].start), self._thread.submit(_rows_of, *ahead)
+        rows = before[1].result() if before is not None and before[0] == key else _rows_of(epoch, planned)
         self._cache.wait(epoch.groups_of(planned))
-        rows = np.concatenate([epoch.sources(pool) for pool in planned.pools])
-        places = zip(_places(planned), planned.blocks, strict=True)
-        return [Block(*shape, self._cache.take(_picked(rows, place, shape))) for place, shape in places]
+        return lambda place: Block(*planned.blocks[place], self._cache.take(rows[place]))
 
     def close(self) -> None:
         pass
@@ -230,18 +234,18 @@ class Streamed:
         self._held: dict[tuple[int, int], Future[Group]] = {}
         self._wanted: set[tuple[int, int]] = set()
 
-    def blocks(self, epoch: Epoch, planned: Round, ahead: tuple[Epoch, Round] | None) -> list[Block]:
+    def blocks(self, epoch: Epoch, planned: Round, ahead: tuple[Epoch, Round] | None) -> Callable[[int], Block]:
         if (epoch.epoch, planned.start) not in self._wanted:  # the first one, or another than the next
             self.close()
             self._want(epoch, planned)
         if ahead is not None:
             self._want(*ahead)
         groups = {group: self._held[epoch.epoch, group].result() for group in epoch.groups_of(planned)}
-        blocks = _assembled(epoch, planned, groups, len(self._manifest.schema.tensors))
+        make = _assembled(epoch, planned, groups, len(self._manifest.schema.tensors))
         self._wanted.discard((epoch.epoch, planned.start))
         for group in epoch.done(planned):
             self._held.pop((epoch.epoch, group), None)
-        return blocks
+        return make
 
     def _want(self, epoch: Epoch, planned: Round) -> None:
         self._wanted.add((epoch.epoch, planned.start))
@@ -256,23 +260,28 @@ class Streamed:
         self._wanted.clear()
 
 
-def _assembled(epoch: Epoch, planned: Round, groups: dict[int, Group], tensors: int) -> list[Block]:
-    """The blocks of a round out of row groups."""
-    blocks = [Block(steps, rows, []) for steps, rows in planned.blocks]
+def _assembled(epoch: Epoch, planned: Round, groups: dict[int, Group], tensors: int) -> Callable[[int], Block]:
+    """Makes the blocks of a round out of row groups."""
     pieces = [piece for pool in planned.pools for piece in epoch.pieces(pool)]
-    order = _order(planned.pools)
-    places = _places(planned)
-    if order is not None:
-        places = [_picked(order, place, shape) for place, shape in zip(places, planned.blocks, strict=True)]
-    for tensor in range(tensors):
-        rows = joined([part(groups[p.group][tensor], p.start, p.stop) for p in pieces])
-        for block, chosen in zip(blocks, places, strict=True):
-            if isinstance(chosen, int):
-                # A view of a row group: the pipeline cuts batches out of it by copying, so nobody writes to it.
-                block.tensors.append(part(rows, chosen, chosen + block.steps * block.rows))
-            else:
-                block.tensors.append(gathered(rows, chosen))
-    return blocks
+    rows = [joined([part(groups[p.group][t], p.start, p.stop) for p in pieces]) for t in range(tensors)]
+    order, places = _order(planned.pools), _places(planned)
+
+    def make(place: int) -> Block:
+        chosen, shape = places[place], planned.blocks[place]
+        if order is not None:
+            chosen = _picked(order, chosen, shape)
+        if isinstance(chosen, int):
+            # Views of row groups: the pipeline cuts batches out of them by copying, so nobody writes to them.
+            return Block(*shape, [part(values, chosen, chosen + shape[0] * shape[1]) for values in rows])
+        return Block(*shape, [gathered(values, chosen) for values in rows])
+
+    return make
+
+
+def _rows_of(epoch: Epoch, planned: Round) -> list[np.ndarray]:
+    """For each block of a round ``[steps * rows] int64``: its rows as numbers in the order of the source."""
+    rows = np.concatenate([epoch.sources(pool) for pool in planned.pools])
+    return [_picked(rows, place, shape) for place, shape in zip(_places(planned), planned.blocks, strict=True)]
 
 
 def _order(pools: Sequence[Pool]) -> np.ndarray | None:

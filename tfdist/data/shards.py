@@ -136,14 +136,19 @@ class Pool:
     Args:
         runs: ``[runs, 2] int64``, where they lie in the stream: first row, and one past the last.
         rows: how many.
-        order: ``[rows] int64``, the permutation; None keeps the order.
+        key: decides the permutation; None keeps the order.
         takes: where they go.
     """
 
     runs: np.ndarray
     rows: int
-    order: np.ndarray | None
+    key: tuple[int, ...] | None
     takes: tuple[Take, ...]
+
+    @cached_property
+    def order(self) -> np.ndarray | None:
+        """``[rows] int64``, the permutation; None keeps the order."""
+        return None if self.key is None else _generator(self.key).permutation(self.rows)
 
 
 @dataclass(frozen=True)
@@ -152,7 +157,7 @@ class Round:
 
     Args:
         start: the first step.
-        blocks: (steps, local rows) of each block: the full batches, then each batch of the tail by itself.
+        blocks: (steps, local rows) of each block: of full batches first, then each batch of the tail by itself.
         pools: one for each lane that the worker touches.
     """
 
@@ -175,6 +180,7 @@ class Epoch:
         epoch: number of the epoch.
         mixing: how rows are shuffled, see :data:`Mixing`.
         run_rows: rows that stay together on their way into a pool, with ``rows``.
+        steps_per_block: most steps of a block.
     """
 
     groups: tuple[int, ...]
@@ -186,6 +192,7 @@ class Epoch:
     epoch: int = 0
     mixing: Mixing = "rows"
     run_rows: int = 1
+    steps_per_block: int = 2**30
 
     @property
     def rounds(self) -> int:
@@ -193,27 +200,30 @@ class Epoch:
 
     @property
     def blocks(self) -> int:
-        """Blocks of all rounds: one for each, and one more for each batch of the tail that follows full ones."""
-        return self._whole_rounds + sum(map(len, self._last_sections))
+        """Blocks of all rounds."""
+        return self._whole_rounds * self._blocks_per_round + sum(map(len, self._last_sections))
 
     def block_at(self, step: int) -> tuple[int, int]:
         """The block that holds a step, and the step's place in it."""
-        number = step // self.steps_per_round
-        block = min(number, self._whole_rounds)
-        for start, count, _ in (part for r in range(self._whole_rounds, number + 1) for part in self._sections(r)):
+        number = min(step // self.steps_per_round, self._whole_rounds)
+        block = number * self._blocks_per_round
+        for start, count, _ in (part for r in range(number, self.rounds) for part in self._sections(r)):
             if start + count > step:
                 return block, step - start
             block += 1
-        return block, step - number * self.steps_per_round
+        raise IndexError(f"step {step} of {self.batches.steps}")
 
     def round_of(self, block: int) -> tuple[int, int]:
         """The round that holds a block, and the block's place in it."""
-        place = block - self._whole_rounds
+        number, place = divmod(block, self._blocks_per_round)
+        if number < self._whole_rounds:
+            return number, place
+        place = block - self._whole_rounds * self._blocks_per_round
         for number, sections in enumerate(self._last_sections, self._whole_rounds):
-            if 0 <= place < len(sections):
+            if place < len(sections):
                 return number, place
             place -= len(sections)
-        return block, 0
+        raise IndexError(f"block {block} of {self.blocks}")
 
     def round(self, number: int) -> Round:
         """One round, computed without those before it."""
@@ -282,8 +292,12 @@ class Epoch:
 
     @property
     def _whole_rounds(self) -> int:
-        """Rounds of full batches only: a block each."""
+        """Rounds of full batches only, which have equally many blocks."""
         return self.batches.full // self.steps_per_round
+
+    @property
+    def _blocks_per_round(self) -> int:
+        return -(-self.steps_per_round // self.steps_per_block)
 
     @property
     def _last_sections(self) -> list[list[tuple[int, int, int]]]:
@@ -294,7 +308,10 @@ class Epoch:
         start = number * self.steps_per_round
         stop = min(start + self.steps_per_round, self.batches.steps)
         whole = max(0, min(stop, self.batches.full) - start)
-        sections = [(start, whole, self.batches.global_batch)] if whole else []
+        size = self.steps_per_block
+        sections = [
+            (k, min(size, start + whole - k), self.batches.global_batch) for k in range(start, start + whole, size)
+        ]
         return sections + [(k, 1, self.batches.size(k)) for k in range(start + whole, stop)]
 
     def _pool(self, lane: int, number: int, start: int, stop: int, sections: Sequence[tuple[int, int, int]]) -> Pool:
@@ -310,8 +327,8 @@ class Epoch:
                 takes.append(Take(block, offset, count, high - low, first - low, last - low, first - mine_low))
         if not takes:
             return Pool(np.empty((0, 2), np.int64), 0, None, ())
-        order = None if self.mixing == "none" else self._generator(lane, number).permutation(rows)
-        return Pool(self._runs(lane, before, before + rows), rows, order, tuple(takes))
+        key = None if self.mixing == "none" else (self.seed, self.epoch, lane, number)
+        return Pool(self._runs(lane, before, before + rows), rows, key, tuple(takes))
 
     def _runs(self, lane: int, start: int, stop: int) -> np.ndarray:
         """The rows ``start`` to ``stop`` of a lane, as :class:`Pool` has them."""
@@ -329,7 +346,9 @@ class Epoch:
 
     def _scattered(self, lane: int, places: np.ndarray, count: int) -> np.ndarray:
         """Where the runs at some places of a lane come from."""
-        return permuted(places, count, self._generator(lane).integers(0, 2**63, size=4, dtype=np.uint64))
+        return permuted(
+            places, count, _generator((self.seed, self.epoch, lane)).integers(0, 2**63, size=4, dtype=np.uint64)
+        )
 
     def _done(self, start: int, stop: int) -> tuple[int, ...]:
         """Row groups of which no touched lane needs a row after the steps before ``stop``."""
@@ -361,9 +380,6 @@ class Epoch:
         full = min(step, b.full) * ((lane + 1) * b.global_batch // v - lane * b.global_batch // v)
         return full + sum((lane + 1) * n // v - lane * n // v for n in b.tail[: max(0, step - b.full)])
 
-    def _generator(self, *key: int) -> np.random.Generator:
-        return np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.seed, self.epoch, *key])))
-
     @cached_property
     def _sequence(self) -> np.ndarray:
         """``[row groups] int64``: the row groups in the order of the stream."""
@@ -371,8 +387,8 @@ class Epoch:
         if self.mixing == "none":
             return np.arange(n)
         # One for all epochs where workers keep what they have read.
-        key = [self.seed] if self.mixing == "rows" else [self.seed, self.epoch]
-        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key))).permutation(n)
+        key = (self.seed,) if self.mixing == "rows" else (self.seed, self.epoch)
+        return _generator(key).permutation(n)
 
     @cached_property
     def _shifts(self) -> np.ndarray:
@@ -432,6 +448,10 @@ def _encrypted(values: np.ndarray, bits: int, keys: np.ndarray) -> np.ndarray:
         values = right << np.uint64(left_bits) | left
         left_bits, right_bits = right_bits, left_bits
     return values
+
+
+def _generator(key: tuple[int, ...]) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
 
 
 def _length(bounds: tuple[int, int]) -> int:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 _ALIGNMENT = 64  # TensorFlow takes over arrays at such addresses and copies others
+_SMALLEST_REUSED = 2**14  # bytes; small memory comes from a heap that is warm anyhow
+_REUSED_BYTES = 48 * 2**20
+_REFERENCES_UNUSED = 2  # the list's, and that of getrefcount's argument
 
 
 class Text(NamedTuple):
@@ -84,11 +90,54 @@ def gathered(values: Values, places: np.ndarray) -> Values:
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """A new array that TensorFlow can take over without a copy."""
+    """An array, of any content, that TensorFlow can take over without a copy; nobody else holds its memory."""
     size = int(np.prod(shape)) * dtype.itemsize
-    raw = np.empty(size + _ALIGNMENT, np.uint8)
+    return _buffers.take(size).view(dtype).reshape(shape)
+
+
+class _Buffers:
+    """Memory that is used again once all arrays over it are gone.
+
+    The first touch of new memory costs more than what is then done with it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: OrderedDict[int, list[np.ndarray]] = OrderedDict()
+        self._bytes = 0
+
+    def take(self, size: int) -> np.ndarray:
+        """``[size] uint8``."""
+        if size < _SMALLEST_REUSED:
+            return _aligned_in(np.empty(size + _ALIGNMENT, np.uint8), size)
+        with self._lock:
+            same = self._held.setdefault(size, [])
+            self._held.move_to_end(size)
+            # All views of an array name it, not each other, as their base; here only the list holds an unused one.
+            for place in range(len(same)):
+                if sys.getrefcount(same[place]) == _REFERENCES_UNUSED:
+                    return _aligned_in(same[place], size)
+            same.append(np.empty(size + _ALIGNMENT, np.uint8))
+            self._bytes += size
+            self._make_room(size)
+            return _aligned_in(same[-1], size)
+
+    def _make_room(self, kept: int) -> None:
+        """Let go of memory, of sizes not asked for lately first; what is in use stays as long as its arrays."""
+        for size in [*self._held]:
+            while self._bytes > _REUSED_BYTES and len(self._held[size]) > (size == kept):
+                self._held[size].pop(0)
+                self._bytes -= size
+            if not self._held[size]:
+                del self._held[size]
+
+
+_buffers = _Buffers()
+
+
+def _aligned_in(raw: np.ndarray, size: int) -> np.ndarray:
     start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + size].view(dtype).reshape(shape)
+    return raw[start : start + size]
 
 
 def _taken(array: np.ndarray, places: np.ndarray) -> np.ndarray:
