@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import tfdist
-from tfdist.errors import ConfigError, WorkerError
+from tfdist.errors import ConfigError, DataError, WorkerError
 from tfdist.train.publish import announced, check_announced
 
 ROWS, VALIDATION_ROWS = 1100, 333
@@ -188,6 +190,19 @@ def test_an_error_in_a_callback_of_rank_1_is_raised_on_the_driver(handles: tuple
     assert isinstance(caught.value, WorkerError)
     assert caught.value.rank == 1
     assert not output.exists()
+
+
+def test_data_that_changed_behind_a_training_is_named_by_our_own_error(
+    handles: tuple[Any, Any], tmp_path: Path
+) -> None:
+    """What goes wrong inside the pipeline is a DataError of the worker, not TensorFlow's wrapping of it."""
+    copied = tfdist.data.from_parquet(shutil.copytree(handles[0].root, tmp_path / "copy"))
+    (one, *_) = copied.manifest.fragments
+    pq.write_table(pq.read_table(copied.root / one.path).slice(0, 5), copied.root / one.path)
+    compute = tfdist.ComputeConfig(slots=2, launcher="local", threads_per_worker=1)
+    with pytest.raises(DataError, match="the file was changed") as caught:
+        tfdist.fit(build_tabular, copied, compute=compute, fit=tfdist.FitConfig(output_dir=tmp_path / "model"))
+    assert isinstance(caught.value, WorkerError)
 
 
 def test_events_tell_the_driver_each_epoch_once(handles: tuple[Any, Any]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import worker_context
+from tfdist.data.failures import noted
 from tfdist.data.reader import Block, Blocks, Reading
 from tfdist.data.schema import Schema, Tensor
 from tfdist.data.shards import Share
@@ -104,7 +105,7 @@ def _local(reading: Reading, epoch: int, start_step: int, repeat: bool) -> Any:
     schema = reading.manifest.schema
 
     def one(number: Any) -> Any:
-        count = tf.int64.max if repeat else tf.numpy_function(iterations.count, [number], tf.int64)
+        count = tf.int64.max if repeat else tf.numpy_function(noted(iterations.count), [number], tf.int64)
         most = _batches(schema, tf.data.Dataset.range(count), lambda index: (iterations.block, number, index))
         if repeat:
             return most
@@ -195,7 +196,7 @@ def _batches(schema: Schema, indices: Any, call: Any, ahead: int = _AHEAD) -> An
 
     def block(index: Any) -> Any:
         function, *arguments = call(index)
-        arrays = tf.numpy_function(function, arguments, [spec.dtype for spec in signature])
+        arrays = tf.numpy_function(noted(function), arguments, [spec.dtype for spec in signature])
         return _structured(schema, [tf.ensure_shape(a, spec.shape) for a, spec in zip(arrays, signature, strict=True)])
 
     made = indices.map(block)

@@ -23,7 +23,9 @@ def run_train_fn(
         return _pickled(_call(train_fn, arguments))
     from tfdist.strategies.builders import strategy_scope
 
-    with strategy_scope(worker_context().strategy, threads=threads):
+    from tfdist.data.failures import own_errors
+
+    with own_errors(), strategy_scope(worker_context().strategy, threads=threads):
         return _pickled(_call(train_fn, arguments))
 
 

@@ -19,6 +19,7 @@ def fit_on_worker(task: FitTask) -> dict[str, Any]:
         JSON values: ``history`` (name to a value per epoch), ``digest`` of the trained weights, ``model_path`` (chief),
         ``epoch_seconds`` and ``seconds`` by phase.
     """
+    from tfdist.data.failures import own_errors
     from tfdist.strategies.builders import strategy_scope
     from tfdist.train.callbacks import EpochEvents
     from tfdist.train.publish import MODEL, check_announced, publish
@@ -27,7 +28,7 @@ def fit_on_worker(task: FitTask) -> dict[str, Any]:
     if worker.is_chief:
         check_announced(task.output_dir, worker.run_id)
     clock = [time.perf_counter()]
-    with strategy_scope(worker.strategy, threads=task.compute.threads_per_worker, seed=fit.seed):
+    with own_errors(), strategy_scope(worker.strategy, threads=task.compute.threads_per_worker, seed=fit.seed):
         share: dict[str, Any] = {"repeat": True, "seed": fit.seed}
         train = task.train.to_tf(
             global_batch=fit.global_batch, shuffle=fit.shuffle, drop_remainder=fit.drop_remainder, **share
