@@ -36,11 +36,11 @@ class ColumnModel:
 
         from tfdist.data import batch_from_arrow
         from tfdist.data.columns import rows_kept
-        from tfdist.data.pipeline import as_tensor
+        from tfdist.data.pipeline import as_tensors
 
         table = pa.Table.from_pandas(data, preserve_index=False)
         kept = rows_kept(table, self.schema)
-        tensors = {name: as_tensor(values) for name, values in batch_from_arrow(table, self.schema).items()}
+        tensors = as_tensors(self.schema.as_batch(batch_from_arrow(table, self.schema)))
         predicted = np.asarray(self.model.predict(tensors, verbose=0))
         predicted = predicted[:, 0] if predicted.ndim == 2 and predicted.shape[1] == 1 else predicted
         if kept is None:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import DataFrame, SparkSession
@@ -21,8 +23,9 @@ from pyspark.sql import functions as F
 from tfdist.data import batch_from_arrow, from_dataframe, from_parquet
 from tfdist.data.handle import Handle
 from tfdist.data.materialize import arrow_ready
-from tfdist.data.pipeline import as_tensor
+from tfdist.data.pipeline import as_tensors
 from tfdist.errors import ConfigError, DataError
+from tfdist.inference.score import score
 
 
 def read(handle: Handle, rows: int = 1000) -> dict[str, list[Any]]:
@@ -125,6 +128,57 @@ def test_missing_vectors_follow_their_policy(spark: SparkSession, tmp_path: Path
         assert np.asarray(ready["v"]).tolist() == vectors
 
 
+def test_structs_become_dicts_of_tensors_and_score_alike(spark: SparkSession, tmp_path: Path) -> None:
+    """Fields of structs, missing structs too, arrive in nested dicts or by dotted names, and a model scores them."""
+    import keras
+
+    df = spark.createDataFrame(
+        [(0, (1.5, ("a", [1, 2]))), (1, None), (2, (-2.0, ("b", [3, 4])))],
+        "i int, `s t` struct<x: double, in: struct<`k.k`: string, v: array<int>>>",
+    ).coalesce(1)
+    with pytest.raises(DataError, match=r"'s t.x': expected no nulls, got 1") as caught:
+        from_dataframe(df, cache_dir=tmp_path, features=["s t"])
+    assert str(caught.value).count("expected no nulls") == 3
+    nulls = {"s t.x": "mask", "s t.in.k.k": ("fill", "none"), "s t.in.v": ("fill", 9)}
+    handle = from_dataframe(df, cache_dir=tmp_path, label="i", nulls=nulls)
+    ((features, label),) = handle.to_tf(global_batch=3, shuffle=False)
+    assert label.numpy().tolist() == [0, 1, 2]
+    struct = features["s t"]
+    assert struct["x"].numpy().tolist() == [1.5, 0, -2]
+    assert struct["x_is_null"].numpy().tolist() == [False, True, False]
+    assert struct["in"]["k.k"].numpy().tolist() == [b"a", b"none", b"b"]
+    assert struct["in"]["v"].numpy().tolist() == [[1, 2], [9, 9], [3, 4]]
+    assert from_parquet(handle.root).schema == handle.schema
+    flat = from_parquet(handle.root, features=["s t.in.k.k", "i"])
+    assert read(flat) == {"s t.in.k.k": [b"a", b"none", b"b"], "i": [0, 1, 2]}
+
+    numbers = from_dataframe(
+        df.dropna(), cache_dir=tmp_path, features=["s t.x", "s t.in"], nulls={"s t.in.k.k": "drop"}
+    )
+    inputs = numbers.schema.keras_inputs()
+    total = keras.ops.cast(keras.ops.sum(inputs["s t"]["in"]["v"], axis=1), "float32") + inputs["s t.x"]
+    model = keras.Model(inputs, total[:, None])
+    keras.saving.save_model(model, tmp_path / "model.keras")
+    (tmp_path / "schema.json").write_text(numbers.schema.to_json())
+    scored = score(df, tmp_path)
+    assert scored.columns == ["i", "s t", "prediction"]
+    assert [row["prediction"] for row in scored.filter("i != 1").collect()] == [4.5, 5.0]
+
+
+def test_structs_of_foreign_files_are_read_as_they_lie(tmp_path: Path) -> None:
+    """Parquet files with structs need no Spark; only the chosen fields of a struct are read."""
+    structs = [{"x": 1, "in": {"w": "a"}}, None, {"x": 3, "in": None}]
+    pq.write_table(pa.table({"s": structs, "y": [0.5, 1.5, 2.5]}), tmp_path / "part.parquet")
+    with pytest.raises(DataError, match=r"'s.in.w': expected no nulls, got 2"):
+        from_parquet(tmp_path)
+    handle = from_parquet(tmp_path, label="y", nulls={"s.x": ("fill", -1), "s.in.w": ("fill", "?")})
+    ((features, _),) = handle.to_tf(global_batch=3, shuffle=False)
+    assert features["s"]["x"].numpy().tolist() == [1, -1, 3]
+    assert features["s"]["in"]["w"].numpy().tolist() == [b"a", b"?", b"?"]
+    ready = batch_from_arrow(pq.read_table(tmp_path), handle.schema)
+    assert ready["s.in.w"].tolist() == [b"a", b"?", b"?"]
+
+
 def test_values_that_do_not_fit_their_dtype_are_found_while_writing(spark: SparkSession, tmp_path: Path) -> None:
     """Narrowing casts are proved for every row: the error has column, count and an example; NaN is no whole number."""
     df = spark.createDataFrame(
@@ -189,7 +243,7 @@ def test_lists_of_varying_length_are_ragged(spark: SparkSession, tmp_path: Path)
     }
     assert {name: _listed(values) for name, values in batch.items()} == wanted
     ready = batch_from_arrow(arrow_ready(df, handle.schema).toArrow(), handle.schema)
-    assert {name: _listed(as_tensor(values)) for name, values in ready.items()} == wanted
+    assert {name: _listed(values) for name, values in as_tensors(ready).items()} == wanted
     again = from_parquet(handle.root)
     assert again.schema == handle.schema
     with pytest.raises(DataError, match="'n': expected no nulls, got 1"):

@@ -76,7 +76,7 @@ def test_values_of_each_type_become_the_tensor_of_the_contract(
 ) -> None:
     """Each scalar type keeps its values, with nulls beside them too, alone and as an array of fixed length."""
     schema = make_schema({"v": spark_type}, nulls={"v": "mask"}, dtypes={"v": dtype})
-    assert schema.tensors[0] == ("v", dtype, ())
+    assert schema.tensors[0][:3] == ("v", dtype, ())
     batch = batch_from_arrow(pa.table({"v": pa.array(values, arrow)}), schema)
     assert batch["v"].tolist() == wanted
     assert batch["v"].dtype == (object if dtype == "string" else dtype)
@@ -248,7 +248,12 @@ def test_casts_are_explicit_and_checked() -> None:
 
 REFUSED = [
     ({"type": "map", "keyType": "string", "valueType": "float", "valueContainsNull": True}, "map<string,float>", "key"),
-    ({"type": "struct", "fields": [{"name": "x", "type": "long"}]}, "struct<x:bigint>", "fields"),
+    ({"type": "struct", "fields": []}, "struct<>", "features"),
+    (
+        {"type": "array", "elementType": {"type": "struct", "fields": [{"name": "x", "type": "long"}]}},
+        "array<struct<x:bigint>>",
+        "col.field",
+    ),
     ("variant", "variant", "variant_get"),
     ("void", "void", "features"),
     (
@@ -277,12 +282,40 @@ def test_spark_json_types_are_understood() -> None:
     raw["fields"][0]["metadata"] = {"ml_attr": {"num_attrs": 4}}
     struct.jsonValue = lambda: raw
     schema = Schema.from_spark(struct)
-    assert [tuple(t) for t in schema.tensors] == [
+    assert [tuple(t)[:3] for t in schema.tensors] == [
         ("v", "float64", (4,)),
         ("s", "string", ()),
         ("i", "int32", ()),
         ("a", "int8", (None,)),
     ]
+
+
+def test_structs_are_dicts_or_single_columns_by_dotted_names() -> None:
+    """A struct as a whole lies in nested dicts, a field named with its struct by itself; a lost name is refused."""
+    inner = {"type": "struct", "fields": [{"name": "z.z", "type": "string", "nullable": True}]}
+    kind = {
+        "type": "struct",
+        "fields": [{"name": "x", "type": "long", "nullable": False}, {"name": "in", "type": inner}],
+    }
+    kind["fields"][1]["nullable"] = False
+    fields = spark_json(("s", kind), ("y", "float"))
+    whole = Schema.from_spark(fields, label="y", nulls={"s.in.z.z": "mask"})
+    assert whole.describe().splitlines() == [
+        "s.x: int64[]",
+        "s.in.z.z: string[]",
+        "s.in.z.z_is_null: bool[]",
+        "label y: float32[]",
+    ]
+    numbers = {t.name: i for i, t in enumerate(whole.inputs)}
+    assert whole.as_batch(numbers) == {"s": {"x": 0, "in": {"z.z": 1, "z.z_is_null": 2}}}
+    assert Schema.from_json(whole.to_json()) == whole
+    part = Schema.from_spark(fields, features=["s.x", "s.in"], label="y")
+    assert part.as_batch({"s.x": 0, "s.in.z.z": 1}) == {"s.x": 0, "s": {"in": {"z.z": 1}}}
+    assert Schema.from_spark(fields, features=["y"], label="s.x").label == "s.x"
+    with pytest.raises(DataError, match=r"did you mean 's\.x'"):
+        Schema.from_spark(fields, features=["s.X"])
+    with pytest.raises(DataError, match="2 columns have this name"):
+        Schema.from_spark(spark_json(("s", kind), ("s.x", "float")))
 
 
 def test_all_problems_of_a_schema_are_told_together() -> None:

@@ -52,7 +52,7 @@ def batch_from_arrow(table: pa.Table | pa.RecordBatch, schema: Schema) -> dict[s
     kept = rows_kept(table, schema)
     if kept is not None:
         table = table.filter(pa.array(kept))
-    columns = {name: values_of(_field(table, name), schema.column(name)) for name in schema.features}
+    columns = {name: values_of(_field(table, schema.column(name)), schema.column(name)) for name in schema.features}
     values = tensors_of(schema, columns)
     return {tensor.name: _decoded(v) for tensor, v in zip(schema.inputs, values, strict=True)}
 
@@ -86,7 +86,7 @@ def rows_kept(table: pa.Table, schema: Schema) -> np.ndarray | None:
     """Which rows the ``drop`` policies of the features keep: ``[rows] bool``, or None when all stay."""
     kept = None
     for name in schema.features:
-        if schema.column(name).nulls == "drop" and (values := _field(table, name)).null_count:
+        if schema.column(name).nulls == "drop" and (values := _field(table, schema.column(name))).null_count:
             valid = np.asarray(values.is_valid())
             kept = valid if kept is None else kept & valid
     return kept
@@ -123,14 +123,23 @@ def null_error(column: Column, count: int) -> DataError:
     )
 
 
-def _field(table: pa.Table, name: str) -> pa.ChunkedArray:
+def member_of(values: pa.ChunkedArray, member: Sequence[str]) -> pa.ChunkedArray:
+    """A field inside a struct column; null where a struct around it is."""
+    return pc.struct_field(values, list(member)) if member else values
+
+
+def _field(table: pa.Table, column: Column) -> pa.ChunkedArray:
+    """A column by its name; of a struct also out of the column that holds it."""
+    name, member = column.name, column.path[1:]
+    if member and name not in table.column_names:
+        name = column.path[0]
     places = table.schema.get_all_field_indices(name)
     if len(places) != 1:
         raise DataError(
-            f"column {name!r}: expected once in the rows, got {len(places)} times; they have "
+            f"column {column.name!r}: expected once in the rows, got {len(places)} times; they have "
             f"{', '.join(map(repr, table.column_names[:20]))}"
         )
-    return table.column(places[0])
+    return member_of(table.column(places[0]), member if name != column.name else ())
 
 
 def _one_chunk(values: pa.ChunkedArray | pa.Array) -> pa.Array:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from tfdist.data.columns import null_error
 from tfdist.data.handle import Handle
 from tfdist.data.manifest import MANIFEST, Fragment, Manifest
-from tfdist.data.schema import Column, Field, Nulls, Schema
+from tfdist.data.schema import Column, Field, Nulls, Schema, names_within
 from tfdist.errors import DataError
 
 _THREADS = 8
@@ -101,7 +101,7 @@ def null_counts(footers: Sequence[Footer], columns: Sequence[Column]) -> dict[st
     """Nulls of the columns that hold a single value a row, where every footer tells them."""
     counts: dict[str, int] = {}
     for column in columns:
-        chunks = [c for f in footers for c in _chunks(f, column.file_name)]
+        chunks = [c for f in footers for c in _chunks(f, ".".join((column.file_name, *column.member)))]
         told = all(c.statistics is not None and c.statistics.has_null_count for c in chunks if c.num_values)
         if not column.shape and told:
             counts[column.name] = sum(c.statistics.null_count for c in chunks if c.num_values)
@@ -133,23 +133,36 @@ def _chosen(
     columns = held.schema.columns
     if label is None and features is None:
         label = held.schema.label
-    chosen = {*(features or [c.name for c in columns]), label}
+    fields = [
+        Field(
+            name=c.name,
+            spark_type=c.spark_type,
+            file_name=c.file_name,
+            nullable=c.nullable,
+            length=c.shape[0] if len(c.shape) == 1 else None,
+            path=c.path,
+            member=c.member,
+        )
+        for c in columns
+    ]
+    names = [c.name for c in columns] if features is None else [n for f in features for n in names_within(f, fields)]
+    chosen = {*names, label}
     # What was decided when the data was written holds on unless said anew.
     policies: dict[str, str | tuple[str, object]] = {
         c.name: ("fill", c.fill) if c.nulls == "fill" else c.nulls for c in columns if c.name in chosen
     }
     casts = {c.name: c.declared for c in columns if c.name in chosen}
     schema = Schema.from_fields(
-        [
-            Field(c.name, c.spark_type, c.file_name, c.nullable, c.shape[0] if len(c.shape) == 1 else None)
-            for c in columns
-        ],
+        fields,
         features=features,
         label=label,
         nulls={**policies, **(nulls or {})},
         dtypes={**casts, **(dtypes or {})},
         pack={p.name: p.members for p in held.schema.packs if chosen.issuperset(p.members)} if pack is None else pack,
     )
+    if features is None:
+        nested = {c.name: c.nested for c in columns}
+        schema = replace(schema, columns=tuple(replace(c, nested=nested[c.name]) for c in schema.columns))
     _check_nulls(schema, held.null_counts)
     return replace(held, schema=schema)
 
@@ -166,7 +179,7 @@ def _foreign(
     footers = read_footers(root, paths)
     first = footers[0]
     schema = Schema.from_fields(
-        [_field(field, footers) for field in first.schema],
+        [leaf for field in first.schema for leaf in _fields(field, footers)],
         features=features,
         label=label,
         nulls=nulls,
@@ -236,17 +249,25 @@ def _chunks(footer: Footer, file_name: str) -> list[pq.ColumnChunkMetaData]:
     return [footer.metadata.row_group(g).column(i) for g in range(footer.metadata.num_row_groups) for i in places[:1]]
 
 
-def _field(field: pa.Field, footers: Sequence[Footer]) -> Field:
+def _fields(field: pa.Field, footers: Sequence[Footer], outer: tuple[str, ...] = ()) -> list[Field]:
+    """The field, or those inside it where it is a struct."""
+    path, kind = (*outer, field.name), field.type
+    if pa.types.is_struct(kind) and kind.num_fields and [f.name for f in kind] != _VECTOR:
+        inner = (leaf for one in kind for leaf in _fields(one, footers, path))
+        return [replace(leaf, nullable=leaf.nullable or field.nullable) for leaf in inner]
     length = None
-    if pa.types.is_fixed_size_list(field.type):
-        length = field.type.list_size
-    elif pa.types.is_list(field.type) or pa.types.is_large_list(field.type):
-        counts = [(f.metadata.num_rows, _chunks(f, field.name)) for f in footers if f.metadata.num_rows]
+    if pa.types.is_fixed_size_list(kind):
+        length = kind.list_size
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        counts = [(f.metadata.num_rows, _chunks(f, ".".join(path))) for f in footers if f.metadata.num_rows]
         lengths = {sum(c.num_values for c in chunks) / rows for rows, chunks in counts}
         if len(lengths) == 1 and (only := lengths.pop()) == int(only):
             length = int(only)
-    return Field(field.name, _spark_type(field.type), field.name, field.nullable, length)
+    own = Field(".".join(path), _spark_type(kind), path[0], field.nullable, length)
+    return [replace(own, path=path, member=path[1:]) if outer else own]
 
+
+_VECTOR = ["type", "size", "indices", "values"]  # how Spark ML keeps one
 
 _ARROW_TO_SPARK = {
     "bool": "boolean",

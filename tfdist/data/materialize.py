@@ -107,10 +107,19 @@ def arrow_ready(df: DataFrame, schema: Schema) -> DataFrame:
 
     Vectors become arrays; :func:`tfdist.data.batch_from_arrow` takes the rest as it is.
     """
-    places = [_place(df, name) for name in schema.features]
     safe = df.toDF(*[f"c{i}" for i in range(len(df.columns))])
-    columns = [_value(F.col(f"c{i}"), schema.column(name)) for i, name in zip(places, schema.features, strict=True)]
+    columns = []
+    for column in map(schema.column, schema.features):
+        own = F.col(f"c{_place(df, column.path[0] if column.path else column.name)}")
+        columns.append(_value(inner_value(own, column.path[1:]), column))
     return safe.select(*columns).toDF(*schema.features)
+
+
+def inner_value(value: SparkColumn, member: Sequence[str]) -> SparkColumn:
+    """A field inside a struct; null where a struct around it is."""
+    for name in member:
+        value = value.getField(name)
+    return value
 
 
 def held_manifest(folder: Path, fingerprint: str) -> Manifest | None:
@@ -149,6 +158,10 @@ class _Facts:
 
 def _write(df: DataFrame, schema: Schema, folder: Path, fingerprint: str) -> Manifest:
     safe = df.toDF(*[f"c{i}" for i in range(len(df.columns))])
+    inner = {
+        c.file_name: inner_value(F.col(c.file_name.partition("_")[0]), c.path[1:]) for c in schema.columns if c.path
+    }
+    safe = safe.withColumns(inner) if inner else safe
     dropping = [c.file_name for c in schema.columns if c.nulls == "drop"]
     kept = safe.dropna(subset=dropping) if dropping else safe
     dropped = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,7 @@ _FEWEST_STEPS = 8
 
 def element_spec(schema: Schema) -> Any:
     """The ``tf.TensorSpec`` of a batch: a dict of columns, or (dict, label); the first dimension is the rows."""
-    specs = {t.name: _batch_spec(t) for t in schema.inputs}
+    specs = schema.as_batch({t.name: _batch_spec(t) for t in schema.inputs})
     return specs if schema.label is None else (specs, _batch_spec(schema.column(schema.label).tensors[0]))
 
 
@@ -39,10 +39,18 @@ def _batch_spec(tensor: Tensor) -> Any:
     return tf.TensorSpec((None, *tensor.shape), tensor.dtype)
 
 
-def as_tensor(values: Values) -> Any:
-    """Values of :func:`tfdist.data.batch_from_arrow` as a model takes them: a ``tf.Tensor`` or ``tf.RaggedTensor``."""
+def as_tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """A batch of :meth:`Schema.as_batch` with the values of :func:`tfdist.data.batch_from_arrow` as a model takes it.
+
+    Returns:
+        The same dicts with a ``tf.Tensor`` or ``tf.RaggedTensor`` for each value.
+    """
+    return {name: as_tensors(v) if isinstance(v, Mapping) else _as_tensor(v) for name, v in batch.items()}
+
+
+def _as_tensor(values: Values) -> Any:
     if isinstance(values, Ragged):
-        return tf.RaggedTensor.from_row_splits(as_tensor(values.values), values.splits, validate=False)
+        return tf.RaggedTensor.from_row_splits(_as_tensor(values.values), values.splits, validate=False)
     return tf.convert_to_tensor(values)
 
 
@@ -229,10 +237,8 @@ def _flat_specs(tensor: Tensor) -> list[Any]:
 def _structured(schema: Schema, arrays: list[Any]) -> Any:
     parts = iter(arrays)
     tensors = {tensor.name: _tensor(tensor, parts) for tensor in schema.tensors}
-    if schema.label is None:
-        return tensors
-    label = tensors.pop(schema.label)
-    return tensors, label
+    batch = schema.as_batch(tensors)
+    return batch if schema.label is None else (batch, tensors[schema.label])
 
 
 def _tensor(tensor: Tensor, parts: Iterator[Any]) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tfdist.data.columns import tensors_of, values_of
+from tfdist.data.columns import member_of, tensors_of, values_of
 from tfdist.data.manifest import Manifest
 from tfdist.data.schema import Column
 from tfdist.data.values import Values
@@ -43,16 +43,15 @@ class RowGroups:
         number, place = self._places[group]
         fragment, schema = self._manifest.fragments[number], self._manifest.schema
         # One thread: decoding has one core, TensorFlow the others; more threads disturb each other.
-        table = self._file(number).read_row_group(
-            place, columns=[c.file_name for c in schema.columns], use_threads=False
-        )
+        table = self._file(number).read_row_group(place, columns=[_leaf(c) for c in schema.columns], use_threads=False)
         if table.num_rows != fragment.row_groups[place]:
             raise self._changed(number, f"{table.num_rows} rows in row group {place}")
         return tensors_of(schema, {c.name: self._values(table, c, number, place) for c in schema.columns})
 
     def _values(self, table: pa.Table, column: Column, number: int, place: int) -> tuple[Values, ...]:
         try:
-            return values_of(table.column(table.schema.get_field_index(column.file_name)), column)
+            own = table.column(table.schema.get_field_index(column.file_name))
+            return values_of(member_of(own, column.member), column)
         except DataError as error:
             raise DataError(f"{error} (row group {place} of {self._path(number)})") from error
 
@@ -64,7 +63,7 @@ class RowGroups:
             self._open.popitem(last=False)[1].close()
         path = self._path(number)
         # Codes and distinct values are how Parquet stores text; decoding them would cost more than all the rest.
-        text = [c.file_name for c in self._manifest.schema.columns if c.spark_type in ("string", "binary")]
+        text = [_leaf(c) for c in self._manifest.schema.columns if c.spark_type in ("string", "binary")]
         try:
             opened = pq.ParquetFile(path, read_dictionary=text, coerce_int96_timestamp_unit="us")
         except FileNotFoundError as error:
@@ -80,3 +79,8 @@ class RowGroups:
     def _changed(self, number: int, got: str) -> DataError:
         rows = list(self._manifest.fragments[number].row_groups)
         return DataError(f"{self._path(number)}: expected row groups of {rows} rows, got {got}; the file was changed")
+
+
+def _leaf(column: Column) -> str:
+    """A column's name in the files, as Parquet gives a path."""
+    return ".".join((column.file_name, *column.member))

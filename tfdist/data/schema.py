@@ -37,6 +37,8 @@ class Tensor(NamedTuple):
     name: str
     dtype: str
     shape: tuple[int | None, ...]
+    path: tuple[str, ...] = ()
+    """Keys under which it lies in a batch, one inside the other; none for its name alone."""
 
     @property
     def text(self) -> str:
@@ -54,6 +56,8 @@ class Field:
         file_name: its name in the Parquet files.
         nullable: whether a value may be missing.
         length: values in a row of an array or vector, None while unknown.
+        path: of a field inside a struct, the names from that of the column on; its own name joins them by dots.
+        member: the part of the path to follow inside the column ``file_name`` of the files.
     """
 
     name: str
@@ -61,6 +65,8 @@ class Field:
     file_name: str
     nullable: bool = True
     length: int | None = None
+    path: tuple[str, ...] = ()
+    member: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,9 @@ class Column:
         fill: the value in their place, for ``fill``.
         layout: of arrays: ``fixed`` length, shorter ones ``padded`` to a length, or ``ragged``.
         scaled: whether a decimal becomes the whole number of its last digit's units.
+        path: of a field inside a struct, the names from that of the column on.
+        member: the part of the path to follow inside the column ``file_name`` of the files.
+        nested: whether the tensor lies in dicts along the path, as the struct was chosen as a whole.
     """
 
     name: str
@@ -90,6 +99,9 @@ class Column:
     fill: bool | int | float | str | None = None
     layout: Layout = "fixed"
     scaled: bool = False
+    path: tuple[str, ...] = ()
+    member: tuple[str, ...] = ()
+    nested: bool = False
 
     @property
     def narrows(self) -> bool:
@@ -109,8 +121,11 @@ class Column:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Its tensor, and with the policy ``mask`` the one that says where it was null."""
-        own = Tensor(self.name, self.dtype, self.shape)
-        return (own, Tensor(f"{self.name}_is_null", "bool", ())) if self.nulls == "mask" else (own,)
+        path = self.path if self.nested else ()
+        own = Tensor(self.name, self.dtype, self.shape, path)
+        if self.nulls != "mask":
+            return (own,)
+        return own, Tensor(f"{self.name}_is_null", "bool", (), (*path[:-1], f"{path[-1]}_is_null") if path else ())
 
 
 @dataclass(frozen=True)
@@ -182,8 +197,14 @@ class Schema:
     ) -> Schema:
         """As :meth:`from_spark`, for fields of any source."""
         nulls, dtypes = nulls or {}, dtypes or {}
+        nested = set()
         if features is None:
             features = [f.name for f in fields if f.name != label]
+            nested = {f.name for f in fields if f.path}
+        else:
+            whole = [names_within(name, fields) for name in features]
+            nested = {inner for name, inners in zip(features, whole, strict=True) for inner in inners if inner != name}
+            features = [inner for inners in whole for inner in inners]
         chosen = [*features, *([] if label is None else [label])]
         missing, wrong = _name_problems([f.name for f in fields], chosen, label, features, {**nulls, **dtypes})
         by_name = {f.name: f for f in fields}
@@ -192,7 +213,8 @@ class Schema:
             if name not in by_name:
                 continue
             try:
-                columns.append(_column(by_name[name], nulls.get(name, "error"), dtypes.get(name)))
+                column = _column(by_name[name], nulls.get(name, "error"), dtypes.get(name))
+                columns.append(replace(column, nested=name in nested and name != label))
             except DataError as error:
                 missing.append(str(error))
             except ConfigError as error:
@@ -259,10 +281,21 @@ class Schema:
         import keras
 
         # Keras keeps '/' for paths of variables.
-        return {
+        inputs = {
             t.name: keras.Input(t.shape, dtype=t.dtype, name=t.name.replace("/", "|"), ragged=None in t.shape or None)
             for t in self.inputs
         }
+        return self.as_batch(inputs)
+
+    def as_batch(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values by the names of the input tensors, in dicts as a batch has them: fields of a struct lie in one."""
+        batch: dict[str, Any] = {}
+        for tensor in self.inputs:
+            inner = batch
+            for key in tensor.path[:-1]:
+                inner = inner.setdefault(key, {})
+            inner[tensor.path[-1] if tensor.path else tensor.name] = values[tensor.name]
+        return batch
 
     def describe(self) -> str:
         """The element spec as text: one ``name: dtype[shape]`` a line, the label marked."""
@@ -280,7 +313,8 @@ class Schema:
     def from_json(text: str) -> Schema:
         """The schema of a text that :meth:`to_json` made."""
         raw = json.loads(text)
-        columns = tuple(Column(**{**c, "shape": tuple(c["shape"])}) for c in raw["columns"])
+        tuples = ("shape", "path", "member")
+        columns = tuple(Column(**{**c, **{k: tuple(c[k]) for k in tuples if k in c}}) for c in raw["columns"])
         packs = tuple(Pack(p["name"], tuple(p["members"])) for p in raw.get("packs", ()))
         return Schema(columns, raw["label"], packs)
 
@@ -288,19 +322,35 @@ class Schema:
 def spark_fields(schema: Any) -> list[Field]:
     """The fields of a ``pyspark.sql.types.StructType``, with names ``c0``, ``c1`` ... in the files.
 
-    Parquet refuses some names and reads a dot as a path; the place of a column names it safely.
+    Parquet refuses some names and reads a dot as a path; the place of a column names it safely. Fields inside structs
+    come by themselves, as ``c1_0``, ``c1_1`` ...
     """
-    raw = schema.jsonValue()["fields"]
+    return [leaf for i, field in enumerate(schema.jsonValue()["fields"]) for leaf in _leaves(field, f"c{i}", (), False)]
+
+
+def _leaves(field: Mapping[str, Any], file_name: str, outer: tuple[str, ...], nullable: bool) -> list[Field]:
+    path, kind, nullable = (*outer, field["name"]), field["type"], nullable or bool(field.get("nullable", True))
+    if isinstance(kind, Mapping) and kind["type"] == "struct" and kind["fields"]:
+        inner = enumerate(kind["fields"])
+        return [leaf for i, one in inner for leaf in _leaves(one, f"{file_name}_{i}", path, nullable)]
     return [
         Field(
-            name=field["name"],
-            spark_type=simple_type(field["type"]),
-            file_name=f"c{i}",
-            nullable=bool(field["nullable"]),
+            name=".".join(path),
+            spark_type=simple_type(kind),
+            file_name=file_name,
+            nullable=nullable,
             length=field.get("metadata", {}).get("ml_attr", {}).get("num_attrs"),
+            path=path if outer else (),
         )
-        for i, field in enumerate(raw)
     ]
+
+
+def names_within(name: str, fields: Sequence[Field]) -> list[str]:
+    """The names that a chosen name stands for: a struct's are those of its fields."""
+    if any(f.name == name for f in fields):
+        return [name]
+    inner = [f.name for f in fields if f.path and f.name.startswith(f"{name}.")]
+    return inner or [name]
 
 
 def _column(field: Field, policy: str | tuple[str, Any], wanted: str | None) -> Column:
@@ -333,7 +383,18 @@ def _column(field: Field, policy: str | tuple[str, Any], wanted: str | None) -> 
     nulls, fill = _policy(field.name, policy, dtype)
     shape = (length,) if tensor.depth == 1 else (None,) * tensor.depth
     return Column(
-        field.name, field.file_name, field.spark_type, dtype, shape, field.nullable, nulls, fill, layout, scaled
+        name=field.name,
+        file_name=field.file_name,
+        spark_type=field.spark_type,
+        dtype=dtype,
+        shape=shape,
+        nullable=field.nullable,
+        nulls=nulls,
+        fill=fill,
+        layout=layout,
+        scaled=scaled,
+        path=field.path,
+        member=field.member,
     )
 
 

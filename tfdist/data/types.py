@@ -109,12 +109,16 @@ def way_out(spark_type: str) -> str:
     """What to do with a column whose type has no tensor."""
     if spark_type.startswith("map<"):
         return "select the keys you need as columns, for example col['key']"
+    if spark_type.startswith("struct<type:"):
+        return "it is a vector of Spark ML; read it through Spark with from_dataframe"
     if spark_type.startswith("struct<"):
-        return "select its fields as columns, for example `col`.`field`"
+        return "it has no fields; leave it out with features=[...]"
     if spark_type == "variant":
         return "take the values out with variant_get(col, path, type)"
     if spark_type == "void":
         return "it has no values; leave it out with features=[...] or cast it"
+    if spark_type.startswith("array<struct<"):
+        return "select its fields as arrays of their own, for example col.field"
     if spark_type.startswith("array<array<array<"):
         return "flatten it to arrays of arrays with flatten(col)"
     return "cast it to a number, a string or an array of numbers, or leave it out with features=[...]"

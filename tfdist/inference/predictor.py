@@ -99,10 +99,10 @@ class Scoring:
         table = pa.Table.from_arrays([rows.column(i) for i in self.places], list(self.schema.features))
         kept = rows_kept(table, self.schema)
         if kept is None:
-            return self.output.column(load(self.model)(batch_from_arrow(table, self.schema)))
+            return self.output.column(load(self.model)(self.schema.as_batch(batch_from_arrow(table, self.schema))))
         if not kept.any():
             return pa.nulls(len(kept), self.output.arrow_type)
-        predicted = self.output.column(load(self.model)(batch_from_arrow(table, self.schema)))
+        predicted = self.output.column(load(self.model)(self.schema.as_batch(batch_from_arrow(table, self.schema))))
         return predicted.take(pa.array(np.cumsum(kept) - 1, mask=~kept))
 
 
@@ -119,7 +119,7 @@ def _load(file: ModelFile) -> Predict:
         import keras
         import tensorflow as tf
 
-        from tfdist.data.pipeline import as_tensor
+        from tfdist.data.pipeline import as_tensors
 
     with suppress(RuntimeError):  # TensorFlow already runs in this process, as somebody else set it up
         # Spark runs one Python worker per core, and schedules no GPU for it.
@@ -132,8 +132,8 @@ def _load(file: ModelFile) -> Predict:
         model = keras.saving.load_model(path, compile=False)
     model.jit_compile = False  # compiling for each number of rows costs more than it saves
 
-    def predict(tensors: Mapping[str, np.ndarray | Ragged]) -> np.ndarray:
-        given: Any = {name: as_tensor(values) for name, values in tensors.items()}
+    def predict(tensors: Mapping[str, Any]) -> np.ndarray:
+        given: Any = as_tensors(tensors)
         if file.one_input:
             (given,) = given.values()
         return np.asarray(model.predict_on_batch(given))

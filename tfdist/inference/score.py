@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pyspark.sql.functions as F
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import types as T
 
-from tfdist.data.materialize import vector_values
+from tfdist.data.materialize import inner_value, vector_values
 from tfdist.data.schema import Field, Schema, nearest, spark_fields
 from tfdist.errors import ConfigError, DataError
 from tfdist.inference.predictor import ModelFile, Output, Scoring, output_of
@@ -62,15 +62,22 @@ def score(df: DataFrame, model: Any, *, output: str = "prediction", batch_rows: 
     positions = _positions(trained.schema, fields)
 
     # Names are of the user's making: with dots, in two cases, or twice. Inside, a column's place is its name.
-    safe = df.toDF(*(field.file_name for field in fields))
-    vectors = [i for i in positions if fields[i].spark_type == "vector"]
-    prepared = safe.select("*", *(vector_values(F.col(fields[i].file_name)).alias(f"v{i}") for i in vectors))
-    places = tuple(len(fields) + vectors.index(i) if i in vectors else i for i in positions)
-    scoring = Scoring(trained.file, trained.schema, places, len(fields), trained.output, "p", batch_rows)
+    width = len(df.columns)
+    safe = df.toDF(*(f"c{i}" for i in range(width)))
+    made = [i for i in positions if fields[i].spark_type == "vector" or fields[i].path]
+    prepared = safe.select("*", *(_made(fields[i]).alias(f"v{i}") for i in made))
+    places = tuple(width + made.index(i) if i in made else int(fields[i].file_name[1:]) for i in positions)
+    scoring = Scoring(trained.file, trained.schema, places, width, trained.output, "p", batch_rows)
     value = _SPARK_TYPES[trained.output.dtype]
     column = T.StructField("p", value if trained.output.width is None else T.ArrayType(value, containsNull=False))
     scored = prepared.mapInArrow(scoring, T.StructType([*safe.schema.fields, column]))
     return scored.toDF(*df.columns, output)
+
+
+def _made(field: Field) -> Column:
+    """The values of a field that are no column as they are."""
+    value = inner_value(F.col(field.file_name.partition("_")[0]), field.path[1:])
+    return vector_values(value) if field.spark_type == "vector" else value
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,8 @@ def run_train_fn(
     """
     if custom_strategy:
         return _pickled(_call(train_fn, arguments))
-    from tfdist.strategies.builders import strategy_scope
-
     from tfdist.data.failures import own_errors
+    from tfdist.strategies.builders import strategy_scope
 
     with own_errors(), strategy_scope(worker_context().strategy, threads=threads):
         return _pickled(_call(train_fn, arguments))
