@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 import tfdist
 from tfdist.errors import ConfigError, DataError, WorkerError
+from tfdist.testing import tiny_parquet
 from tfdist.train.publish import announced, check_announced
 
 ROWS, VALIDATION_ROWS = 1100, 333
@@ -133,6 +134,31 @@ def test_lists_of_varying_length_train_and_are_scored(spark: SparkSession, tmp_p
     wanted = two.model().predict(features, verbose=0)[:, 0]
     scored = [row["prediction"] for row in tfdist.score(df, two).collect()]
     np.testing.assert_allclose(scored, wanted, rtol=1e-5)
+
+
+def build_small(schema: tfdist.data.Schema) -> Any:
+    import keras
+
+    inputs = schema.keras_inputs()
+    total = keras.layers.Concatenate()([keras.layers.Reshape((1,))(inputs[f"x{i}"]) for i in range(3)])
+    model = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(total))
+    metrics = ["mae", keras.metrics.AUC(), keras.metrics.TruePositives()]
+    model.compile(keras.optimizers.SGD(0.1), "binary_crossentropy", metrics=metrics)
+    return model
+
+
+def test_fewer_rows_than_workers_train_and_validate_alike(tmp_path: Path) -> None:
+    """Two rows of validation on three workers are counted once each; two rows of training take two workers."""
+    train, validation = (tiny_parquet(tmp_path / str(n), n) for n in (40, 2))
+    results = []
+    for slots in (1, 3):
+        compute = tfdist.ComputeConfig(slots=slots, launcher="local", threads_per_worker=1)
+        fit = tfdist.FitConfig(epochs=2, global_batch=8, output_dir=tmp_path / f"model{slots}")
+        results.append(tfdist.fit(build_small, train, validation=validation, compute=compute, fit=fit))
+    assert_equal(*results)
+    with pytest.warns(UserWarning, match=r"compute\.slots: 2 rows train on 2 workers instead of 3"):
+        few = tfdist.fit(build_small, validation, compute=compute, fit=fit)
+    assert np.isfinite(few.history["loss"]).all()
 
 
 def build_convolution(schema: tfdist.data.Schema) -> Any:

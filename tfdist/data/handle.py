@@ -70,7 +70,8 @@ class Handle:
             ConfigError: there are fewer rows, or smaller batches, than workers.
         """
         _check_positive("global_batch", global_batch)
-        return plan_batches(self.rows, global_batch, worker_context().world_size, drop_remainder).steps
+        world = min(worker_context().world_size, max(self.rows, 1))
+        return plan_batches(self.rows, global_batch, world, drop_remainder).steps
 
     def to_tf(
         self,

@@ -15,7 +15,7 @@ from tfdist.cluster import worker_context
 from tfdist.data.failures import noted
 from tfdist.data.reader import Block, Blocks, Reading
 from tfdist.data.schema import Schema, Tensor
-from tfdist.data.shards import Share
+from tfdist.data.shards import ALONE, Share
 from tfdist.data.values import Ragged, Text, Values
 from tfdist.errors import ConfigError
 
@@ -106,6 +106,11 @@ def one_after_another(datasets: list[Any]) -> Any:
 
 
 def _local(reading: Reading, epoch: int, start_step: int, repeat: bool) -> Any:
+    low, high = reading.share.of(reading.manifest.rows)
+    if low == high and reading.mixing == "none" and reading.manifest.rows:
+        # The one batch has fewer rows than there are workers. TensorFlow cuts no empty batches out of a block.
+        whole = _local(replace(reading, share=ALONE), epoch, start_step, repeat)
+        return whole.map(lambda *batch: tf.nest.map_structure(lambda values: values[:0], _unpacked(batch)))
     steps = reading.epoch(epoch).batches.steps  # refuses impossible shares here, not in the middle of a training
     if start_step >= steps:
         raise ConfigError(f"start_step: expected a step of an epoch of {steps}, got {start_step}")
@@ -132,6 +137,10 @@ def _local(reading: Reading, epoch: int, start_step: int, repeat: bool) -> Any:
     elif not start_step:
         made = made.apply(tf.data.experimental.assert_cardinality(steps))
     return made.with_options(options)
+
+
+def _unpacked(batch: tuple[Any, ...]) -> Any:
+    return batch[0] if len(batch) == 1 else batch
 
 
 class _Iterations:

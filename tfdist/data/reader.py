@@ -77,6 +77,8 @@ class Reading:
             ConfigError: there are fewer rows, or smaller batches, than workers.
         """
         manifest, world, mixed = self.manifest, self.share.world, self.mixing != "none"
+        if not mixed:
+            world = min(world, max(manifest.rows, 1))  # to evaluate, a worker may be without a row
         groups = tuple(rows for f in manifest.fragments for rows in f.row_groups)
         if mixed:
             together = self.pool_bytes // manifest.row_bytes

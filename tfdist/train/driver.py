@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,7 @@ def fit(
     """
     compute, fit = compute or ComputeConfig(), fit or FitConfig()
     _check_arguments(build_model, train, validation, callbacks)
+    compute = _with_rows_for_all(compute, train)
     run_id = new_run_id()
     task = FitTask(build_model, train, validation, compute, fit, callbacks, _output_dir(fit, train, run_id))
     _check(task)
@@ -170,6 +172,16 @@ def _check_arguments(build_model: Any, train: Any, validation: Any, callbacks: A
         raise ConfigError(problems)
 
 
+def _with_rows_for_all(compute: ComputeConfig, train: Handle) -> ComputeConfig:
+    """As many workers as there are rows at most: a worker without a row has nothing to normalise by."""
+    slots = min(compute.slots, max(train.rows, 1))
+    if slots < compute.slots:
+        warnings.warn(
+            f"compute.slots: {train.rows} rows train on {slots} workers instead of {compute.slots}", stacklevel=3
+        )
+    return replace(compute, slots=slots)
+
+
 def _check(task: FitTask) -> None:
     problems = []
     slots = task.compute.slots
@@ -179,20 +191,15 @@ def _check(task: FitTask) -> None:
         problems.append(
             f"fit.global_batch: expected at least a row for each of {slots} workers, got {task.fit.global_batch}"
         )
-    if task.train.rows < slots:
-        problems.append(f"train: expected at least a row for each of {slots} workers, got {task.train.rows} rows")
-    if task.validation is not None:
-        if task.validation.rows < slots:
-            problems.append(
-                f"validation: expected at least a row for each of {slots} workers, got {task.validation.rows} rows"
-            )
-        if task.validation.element_spec_text != task.train.element_spec_text:
-            wanted, got = task.train.element_spec_text.splitlines(), task.validation.element_spec_text.splitlines()
-            missing, other = (", ".join(x for x in a if x not in b) for a, b in ((wanted, got), (got, wanted)))
-            problems.append(
-                f"validation: expected the columns and tensors of train ({missing or 'in that order'}), got "
-                f"{other or 'fewer'}; dtypes decides how arrays are laid out"
-            )
+    empty = (name for name, data in (("train", task.train), ("validation", task.validation)) if data and not data.rows)
+    problems += [f"{name}: expected at least a row, got an empty data set; check its filters" for name in empty]
+    if task.validation is not None and task.validation.element_spec_text != task.train.element_spec_text:
+        wanted, got = task.train.element_spec_text.splitlines(), task.validation.element_spec_text.splitlines()
+        missing, other = (", ".join(x for x in a if x not in b) for a, b in ((wanted, got), (got, wanted)))
+        problems.append(
+            f"validation: expected the columns and tensors of train ({missing or 'in that order'}), got "
+            f"{other or 'fewer'}; dtypes decides how arrays are laid out"
+        )
     if task.output_dir.is_file():
         problems.append(f"fit.output_dir: expected a folder, got the file {task.output_dir}")
     if problems:

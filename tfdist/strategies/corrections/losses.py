@@ -39,7 +39,8 @@ def _scaled(original: Any) -> Any:
 
 def _weighted(value: Any, step: Step) -> Any:
     step.weighted = True
-    return value * tf.cast(step.weight * (1.0 / step.replicas), value.dtype)
+    # The mean over the rows of an empty share is no number.
+    return tf.math.multiply_no_nan(value, tf.cast(step.weight * (1.0 / step.replicas), value.dtype))
 
 
 def _unscaled(original: Any) -> Any:
