@@ -15,18 +15,22 @@ if TYPE_CHECKING:
     from tfdist.data.columns import batch_from_arrow as batch_from_arrow
     from tfdist.data.footers import from_parquet as from_parquet
     from tfdist.data.handle import Handle as Handle
+    from tfdist.data.images import decode_images as decode_images
     from tfdist.data.materialize import from_dataframe as from_dataframe
     from tfdist.data.schema import Schema as Schema
+    from tfdist.data.transform import per_row as per_row
 
 _HOMES = {
     "Handle": "tfdist.data.handle",
     "Schema": "tfdist.data.schema",
     "batch_from_arrow": "tfdist.data.columns",
     "cached_data": "tfdist.data.cache",
+    "decode_images": "tfdist.data.images",
     "delete_data": "tfdist.data.cache",
     "delete_expired": "tfdist.data.cache",
     "from_dataframe": "tfdist.data.materialize",
     "from_parquet": "tfdist.data.footers",
+    "per_row": "tfdist.data.transform",
 }
 
 __all__ = [
@@ -34,10 +38,12 @@ __all__ = [
     "Schema",
     "batch_from_arrow",
     "cached_data",
+    "decode_images",
     "delete_data",
     "delete_expired",
     "from_dataframe",
     "from_parquet",
+    "per_row",
 ]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -52,6 +53,7 @@ def from_parquet(
     nulls: Nulls | None = None,
     dtypes: Mapping[str, str] | None = None,
     pack: Mapping[str, Sequence[str]] | None = None,
+    transform: Any = None,
     name: str | None = None,
 ) -> Handle:
     """Training data from Parquet files as they lie, without Spark; only footers are read.
@@ -64,6 +66,9 @@ def from_parquet(
         dtypes: column to the dtype to cast to, for example ``"float32"``, and how arrays are laid out; see
             :meth:`Schema.from_spark`.
         pack: name to numeric features of one dtype that become one tensor ``[rows, features]`` of that name.
+        transform: a function, or a list of them, of the features of a batch (a dict of tensors ``[rows, ...]``) that
+            returns those the model reads; traced once with TensorFlow, which decides the element spec. It is applied in
+            training, validation and scoring alike; see :func:`per_row` and :func:`decode_images`.
         name: unused here; taken so that both ways in have the same arguments.
 
     Raises:
@@ -74,7 +79,7 @@ def from_parquet(
     path = Path(path).absolute()
     choose = _chosen if (path / MANIFEST).is_file() else _foreign
     manifest = choose(path, features, label, nulls, dtypes, pack)
-    return Handle(manifest, str(default_cache_dir()))
+    return Handle.of(manifest, str(default_cache_dir()), transform)
 
 
 def default_cache_dir() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,10 +23,26 @@ class Handle:
     Args:
         manifest: its files, row counts and schema.
         cache_dir: folder of cached data, beside which models are kept.
+        transform: applied to the features of each batch.
     """
 
     manifest: Manifest
     cache_dir: str
+    transform: Callable[[Any], Any] | None = None
+
+    @staticmethod
+    def of(manifest: Manifest, cache_dir: str, transform: Any = None) -> Handle:
+        """A handle whose element spec is that after a transform, a function of the features or a list of them.
+
+        Raises:
+            ConfigError: the transform cannot be applied to the features.
+        """
+        if transform is None:
+            return Handle(manifest, cache_dir)
+        from tfdist.data.transform import transformed
+
+        manifest, chain = transformed(manifest, transform)
+        return Handle(manifest, cache_dir, chain)
 
     @property
     def rows(self) -> int:
@@ -149,7 +166,12 @@ class Handle:
             lanes=lanes,
             pool_bytes=pool_bytes,
         )
-        return dataset(reading, epoch, start_step, repeat)
+        if self.transform is None:
+            return dataset(reading, epoch, start_step, repeat)
+        from tfdist.data.transform import reading as traced_for
+
+        with traced_for(self.manifest):
+            return dataset(reading, epoch, start_step, repeat, self.transform)
 
 
 def _check_positive(name: str, value: int) -> None:

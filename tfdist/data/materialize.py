@@ -44,6 +44,7 @@ def from_dataframe(
     nulls: Nulls | None = None,
     dtypes: Mapping[str, str] | None = None,
     pack: Mapping[str, Sequence[str]] | None = None,
+    transform: Any = None,
     name: str | None = None,
     ttl_days: float | None = None,
 ) -> Handle:
@@ -62,6 +63,9 @@ def from_dataframe(
         dtypes: column to the dtype to cast to, for example ``"float32"``, and how arrays are laid out; see
             :meth:`Schema.from_spark`.
         pack: name to numeric features of one dtype that become one tensor ``[rows, features]`` of that name.
+        transform: a function, or a list of them, of the features of a batch (a dict of tensors ``[rows, ...]``) that
+            returns those the model reads; traced once with TensorFlow, which decides the element spec. It is applied in
+            training, validation and scoring alike; see :func:`per_row` and :func:`decode_images`.
         name: begins the name of the folder with the files.
         ttl_days: the files may be deleted so many days after they were last asked for by this function; the next call
             with the same ``cache_dir`` deletes what is over. Choose more than the longest training. None keeps them.
@@ -86,7 +90,7 @@ def from_dataframe(
             held = replace(held, ttl_days=ttl_days)
             _write_manifest(held, target)
         note_use(target)
-        return Handle(held, str(cache))
+        return Handle.of(held, str(cache), transform)
     partial = cache / f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.{WRITING}"
     try:
         manifest = _write(df, schema, partial, fingerprint)
@@ -99,7 +103,7 @@ def from_dataframe(
     published = held_manifest(target, fingerprint)
     if published is None:
         raise DataError(f"{target}: the files disappeared while they were written; did something clean the folder?")
-    return Handle(published, str(cache))
+    return Handle.of(published, str(cache), transform)
 
 
 def arrow_ready(df: DataFrame, schema: Schema) -> DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -29,11 +29,12 @@ _FEWEST_STEPS = 8
 
 def element_spec(schema: Schema) -> Any:
     """The ``tf.TensorSpec`` of a batch: a dict of columns, or (dict, label); the first dimension is the rows."""
-    specs = schema.as_batch({t.name: _batch_spec(t) for t in schema.inputs})
-    return specs if schema.label is None else (specs, _batch_spec(schema.column(schema.label).tensors[0]))
+    specs = schema.model_batch({t.name: batch_spec(t) for t in schema.model_inputs})
+    return specs if schema.label is None else (specs, batch_spec(schema.column(schema.label).tensors[0]))
 
 
-def _batch_spec(tensor: Tensor) -> Any:
+def batch_spec(tensor: Tensor) -> Any:
+    """The ``tf.TensorSpec`` or ``tf.RaggedTensorSpec`` of a tensor of a batch."""
     if None in tensor.shape:
         return tf.RaggedTensorSpec((None, *tensor.shape), tensor.dtype, len(tensor.shape), tf.int64)
     return tf.TensorSpec((None, *tensor.shape), tensor.dtype)
@@ -54,7 +55,9 @@ def _as_tensor(values: Values) -> Any:
     return tf.convert_to_tensor(values)
 
 
-def dataset(reading: Reading, epoch: int, start_step: int, repeat: bool) -> Any:
+def dataset(
+    reading: Reading, epoch: int, start_step: int, repeat: bool, transform: Callable[[Any], Any] | None = None
+) -> Any:
     """The batches of this worker.
 
     In the scope of a strategy over several workers, a distributed dataset that Keras takes as it is: Keras' own
@@ -65,11 +68,13 @@ def dataset(reading: Reading, epoch: int, start_step: int, repeat: bool) -> Any:
         epoch: the first epoch's number.
         start_step: the step of the first epoch to begin with.
         repeat: one endless stream of epochs, else each iteration is one epoch.
+        transform: applied to the features of each batch.
     """
     strategy = tf.distribute.get_strategy()
     if not getattr(strategy.extended, "_in_multi_worker_mode", bool)():
         context = worker_context()
-        return _local(replace(reading, share=Share(context.rank, context.world_size)), epoch, start_step, repeat)
+        own = replace(reading, share=Share(context.rank, context.world_size))
+        return _mapped(_local(own, epoch, start_step, repeat), reading.manifest.schema, transform, repeat)
 
     world = strategy.num_replicas_in_sync
     steps = replace(reading, share=Share(0, world)).epoch(epoch).batches.steps
@@ -83,9 +88,21 @@ def dataset(reading: Reading, epoch: int, start_step: int, repeat: bool) -> Any:
     def make(context: Any) -> Any:
         each, rank = context.num_replicas_in_sync // context.num_input_pipelines, context.input_pipeline_id
         shares = [Share(rank * each + i, context.num_replicas_in_sync) for i in range(each)]
-        return one_after_another([_local(replace(reading, share=share), epoch, start_step, repeat) for share in shares])
+        own = one_after_another([_local(replace(reading, share=share), epoch, start_step, repeat) for share in shares])
+        return _mapped(own, reading.manifest.schema, transform, repeat)
 
     return strategy.distribute_datasets_from_function(make)
+
+
+def _mapped(batches: Any, schema: Schema, transform: Callable[[Any], Any] | None, ahead: bool) -> Any:
+    """Batches after a transform of their features."""
+    if transform is None:
+        return batches
+    # A parallel map draws ahead, and drawing the last batch of an iteration ends its epoch.
+    calls = tf.data.AUTOTUNE if ahead else None
+    if schema.label is None:
+        return batches.map(transform, num_parallel_calls=calls)
+    return batches.map(lambda features, label: (transform(features), label), num_parallel_calls=calls)
 
 
 def one_after_another(datasets: list[Any]) -> Any:

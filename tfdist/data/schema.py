@@ -149,11 +149,13 @@ class Schema:
         columns: the features in their order, then the label.
         label: name of the label, or None.
         packs: matrices of several features.
+        outputs: what a transform makes of the features; None without one.
     """
 
     columns: tuple[Column, ...]
     label: str | None = None
     packs: tuple[Pack, ...] = ()
+    outputs: tuple[Tensor, ...] | None = None
 
     @staticmethod
     def from_spark(
@@ -243,11 +245,16 @@ class Schema:
 
     @property
     def inputs(self) -> tuple[Tensor, ...]:
-        """The tensors that a model reads: all but the label's; packs come after those of single columns."""
+        """The tensors of the features: all but the label's; packs come after those of single columns."""
         packed = {name for p in self.packs for name in p.members}
         single = (t for c in self.columns if c.name != self.label for t in c.tensors[c.name in packed :])
         matrices = (Tensor(p.name, self.column(p.members[0]).dtype, (len(p.members),)) for p in self.packs)
         return (*single, *matrices)
+
+    @property
+    def model_inputs(self) -> tuple[Tensor, ...]:
+        """The tensors that a model reads: those of the features, or what a transform makes of them."""
+        return self.inputs if self.outputs is None else self.outputs
 
     def column(self, name: str) -> Column:
         """The column of that name.
@@ -277,29 +284,27 @@ class Schema:
         return replace(self, columns=tuple(columns))
 
     def keras_inputs(self) -> dict[str, Any]:
-        """A ``keras.Input`` for each feature and each null mask, by name; ``[batch]`` for single values."""
+        """A ``keras.Input`` for each tensor that the model reads, by name; ``[batch]`` for single values."""
         import keras
 
         # Keras keeps '/' for paths of variables.
         inputs = {
             t.name: keras.Input(t.shape, dtype=t.dtype, name=t.name.replace("/", "|"), ragged=None in t.shape or None)
-            for t in self.inputs
+            for t in self.model_inputs
         }
-        return self.as_batch(inputs)
+        return self.model_batch(inputs)
+
+    def model_batch(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values by the names of the tensors that the model reads, in dicts as it takes them."""
+        return _nested(self.model_inputs, values)
 
     def as_batch(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Values by the names of the input tensors, in dicts as a batch has them: fields of a struct lie in one."""
-        batch: dict[str, Any] = {}
-        for tensor in self.inputs:
-            inner = batch
-            for key in tensor.path[:-1]:
-                inner = inner.setdefault(key, {})
-            inner[tensor.path[-1] if tensor.path else tensor.name] = values[tensor.name]
-        return batch
+        """Values by the names of the feature tensors, in dicts as a batch has them: fields of a struct lie in one."""
+        return _nested(self.inputs, values)
 
     def describe(self) -> str:
         """The element spec as text: one ``name: dtype[shape]`` a line, the label marked."""
-        lines = [f"{t.name}: {t.text}" for t in self.inputs]
+        lines = [f"{t.name}: {t.text}" for t in self.model_inputs]
         if self.label is not None:
             label = self.column(self.label).tensors[0]
             lines.append(f"label {label.name}: {label.text}")
@@ -316,7 +321,18 @@ class Schema:
         tuples = ("shape", "path", "member")
         columns = tuple(Column(**{**c, **{k: tuple(c[k]) for k in tuples if k in c}}) for c in raw["columns"])
         packs = tuple(Pack(p["name"], tuple(p["members"])) for p in raw.get("packs", ()))
-        return Schema(columns, raw["label"], packs)
+        tensors = (Tensor(n, dtype, tuple(shape), tuple(path)) for n, dtype, shape, path in raw.get("outputs") or ())
+        return Schema(columns, raw["label"], packs, tuple(tensors) if raw.get("outputs") is not None else None)
+
+
+def _nested(tensors: Sequence[Tensor], values: Mapping[str, Any]) -> dict[str, Any]:
+    batch: dict[str, Any] = {}
+    for tensor in tensors:
+        inner = batch
+        for key in tensor.path[:-1]:
+            inner = inner.setdefault(key, {})
+        inner[tensor.path[-1] if tensor.path else tensor.name] = values[tensor.name]
+    return batch
 
 
 def spark_fields(schema: Any) -> list[Field]:

@@ -56,13 +56,15 @@ class ModelFile:
 
     Args:
         content: of the ``.keras`` file.
-        digest: SHA-256 of the content.
+        digest: SHA-256 of the content and the transform.
         one_input: the model takes a tensor instead of a dict of them.
+        transform: what the features go through before, as :func:`tfdist.data.transform.save_transform` wrote it.
     """
 
     content: bytes
     digest: str
     one_input: bool = False
+    transform: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ def _load(file: ModelFile) -> Predict:
         import tensorflow as tf
 
         from tfdist.data.pipeline import as_tensors
+        from tfdist.data.transform import load_transform
 
     with suppress(RuntimeError):  # TensorFlow already runs in this process, as somebody else set it up
         # Spark runs one Python worker per core, and schedules no GPU for it.
@@ -130,10 +133,13 @@ def _load(file: ModelFile) -> Predict:
         path = Path(folder, "model.keras")
         path.write_bytes(file.content)
         model = keras.saving.load_model(path, compile=False)
+    transform = None if file.transform is None else load_transform(file.transform)
     model.jit_compile = False  # compiling for each number of rows costs more than it saves
 
     def predict(tensors: Mapping[str, Any]) -> np.ndarray:
         given: Any = as_tensors(tensors)
+        if transform is not None:
+            given = transform(given)
         if file.one_input:
             (given,) = given.values()
         return np.asarray(model.predict_on_batch(given))

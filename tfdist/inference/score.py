@@ -19,7 +19,7 @@ from tfdist.data.schema import Field, Schema, nearest, spark_fields
 from tfdist.errors import ConfigError, DataError
 from tfdist.inference.predictor import ModelFile, Output, Scoring, output_of
 from tfdist.train.driver import FitResult
-from tfdist.train.publish import MODEL, SCHEMA
+from tfdist.train.publish import MODEL, SCHEMA, TRANSFORM
 
 _SPARK_TYPES = {
     "bool": T.BooleanType(),
@@ -103,12 +103,15 @@ def _trained(model: Any, fields: list[Field]) -> _Trained:
     else:
         content = path.read_bytes()
         model = keras.saving.load_model(path, compile=False)
-    file = ModelFile(content, hashlib.sha256(content).hexdigest())
+    beside = None if path is None or schema is None else path.parent / TRANSFORM
+    transform = beside.read_bytes() if beside is not None and beside.is_file() else None
+    digest = hashlib.sha256(content + (transform or b"")).hexdigest()
+    file = ModelFile(content, digest, transform=transform)
     if schema is None:
         named = _named_inputs(model)
         file = replace(file, one_input=not isinstance(named, dict))
         schema = _schema_of_inputs(named if isinstance(named, dict) else {named.name: named}, fields)
-    found = output_of(model, {t.name: (t.shape, t.dtype) for t in schema.inputs})
+    found = output_of(model, {t.name: (t.shape, t.dtype) for t in schema.model_inputs})
     if found is None or found.dtype not in _SPARK_TYPES:
         raise ConfigError(
             "model: expected one output with a number or a vector of numbers for each row, got another; "

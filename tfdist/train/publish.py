@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tfdist.data import Schema
+from tfdist.data import Handle
 from tfdist.errors import ConfigError
 
-MODEL, SCHEMA = "model.keras", "schema.json"
+MODEL, SCHEMA, TRANSFORM = "model.keras", "schema.json", "transform.pkl"
 
 
-def publish(model_file: Path, schema: Schema, output_dir: Path) -> Path:
-    """Put a saved model and its schema in ``output_dir``, replacing an older one.
+def publish(model_file: Path, data: Handle, output_dir: Path) -> Path:
+    """Put a saved model, the schema of its data and their transform in ``output_dir``, replacing an older one.
 
     Each file appears at once under its name; a reader never sees half of one.
 
@@ -23,8 +23,16 @@ def publish(model_file: Path, schema: Schema, output_dir: Path) -> Path:
     """
     output_dir.mkdir(parents=True, exist_ok=True)
     partial = output_dir / f".{SCHEMA}.partial"
-    partial.write_text(schema.to_json())
+    partial.write_text(data.schema.to_json())
     partial.replace(output_dir / SCHEMA)
+    if data.transform is None:
+        (output_dir / TRANSFORM).unlink(missing_ok=True)
+    else:
+        from tfdist.data.transform import save_transform
+
+        partial = output_dir / f".{TRANSFORM}.partial"
+        save_transform(data.transform, partial)
+        partial.replace(output_dir / TRANSFORM)
     partial = output_dir / f".{MODEL}.partial"
     shutil.copyfile(model_file, partial)
     partial.replace(output_dir / MODEL)

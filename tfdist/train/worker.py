@@ -49,7 +49,7 @@ def fit_on_worker(task: FitTask) -> dict[str, Any]:
         assert worker.scratch_dir is not None
         saved = worker.scratch_dir / MODEL
         model.save(saved)
-    path = publish(saved, task.train.schema, task.output_dir) if worker.is_chief else None
+    path = publish(saved, task.train, task.output_dir) if worker.is_chief else None
     clock.append(time.perf_counter())
     return {
         "history": {name: [float(v) for v in values] for name, values in history.items()},
