@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import tensorflow as tf
 
 from tfdist.data.columns import member_of
@@ -93,8 +91,8 @@ def _place(manifest: Manifest, name: str, content: bytes) -> str:
     """The first row that holds these bytes; searched for, since it is needed once in the life of a data set."""
     column, before = manifest.schema.column(name), 0
     for fragment in manifest.fragments:
-        path = Path(manifest.root) / fragment.path
-        with pq.ParquetFile(path) as file:
+        path = manifest.storage.shown(fragment.path)
+        with manifest.storage.parquet(fragment.path) as file:
             for group, rows in enumerate(fragment.row_groups):
                 table = file.read_row_group(group, columns=[".".join((column.file_name, *column.member))])
                 values = member_of(table.column(0), column.member).cast(pa.large_binary())

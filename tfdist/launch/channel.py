@@ -76,12 +76,15 @@ def listen(host: str, bind: str, receive: Callable[[Event], None]) -> Iterator[C
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
-            nonce = secrets.token_hex(16)
-            self.wfile.write(f"{nonce}\n".encode())
-            answer = self.rfile.readline(_LONGEST_LINE).decode(errors="replace").strip()
-            if not hmac.compare_digest(answer, _proof(secret, nonce)):
-                return
+            # Counted before the worker hears of it: it may have sent all and gone before its proof is read here.
             with channel._counted():
+                nonce = secrets.token_hex(16)
+                self.connection.settimeout(_CONNECT_TIMEOUT_S)
+                self.wfile.write(f"{nonce}\n".encode())
+                answer = self.rfile.readline(_LONGEST_LINE).decode(errors="replace").strip()
+                if not hmac.compare_digest(answer, _proof(secret, nonce)):
+                    return
+                self.connection.settimeout(None)
                 for line in iter(lambda: self.rfile.readline(_LONGEST_LINE), b""):
                     event = json.loads(line)
                     if isinstance(event, dict):
