@@ -83,9 +83,9 @@ def check(job: Job, overrides: Overrides = None, traceback: Traceback = False) -
 data = typer.Typer(no_args_is_help=True, help="The data sets that from_dataframe wrote and keeps for the next use.")
 app.add_typer(data, name="data")
 CacheDir = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        "--cache-dir", help="Their folder; by default $TFDIST_CACHE_DIR or ~/.cache/tfdist.", show_default=False
+        "--cache-dir", help="Their folder or URL; by default $TFDIST_CACHE_DIR or ~/.cache/tfdist.", show_default=False
     ),
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A name of the list, or its beginning.", show_default=False)]

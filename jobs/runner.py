@@ -12,6 +12,7 @@ from rich.console import Console
 
 import tfdist
 from tfdist.data import Handle, from_dataframe
+from tfdist.data.location import open_storage
 from tfdist.errors import ConfigError
 
 from .report import Progress, summary, training_curve
@@ -61,7 +62,8 @@ def prepared_parts(spark: SparkSession, spec: JobSpec, task: Task) -> Parts:
     Raises:
         ConfigError: the source cannot be read, or expressions, columns or types are wrong.
     """
-    source = open_source(spark, spec.source, None if spec.cache_dir is None else Path(spec.cache_dir))
+    cache = None if spec.cache_dir is None else open_storage(spec.cache_dir, where="cache_dir").location
+    source = open_source(spark, spec.source, cache if isinstance(cache, Path) else None)
     parts = prepare(source, spec, [*task.features, task.label])
     problems = task.check(parts.train.schema)
     if problems:

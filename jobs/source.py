@@ -13,7 +13,7 @@ import pyspark.sql.functions as F
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import DataFrame, SparkSession
 
-from tfdist.data.footers import default_cache_dir
+from tfdist.data.location import default_cache_dir
 from tfdist.errors import ConfigError
 
 from .spec import JobSpec, Source

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tfdist.data.footers import from_parquet
 from tfdist.data.handle import Handle
+from tfdist.data.parquet import from_parquet
 
 
 def tiny_table(rows: int, columns: int = 3, seed: int = 0) -> pa.Table:

@@ -21,8 +21,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tfdist.data import batch_from_arrow, from_dataframe, from_parquet
+from tfdist.data.expressions import arrow_ready
 from tfdist.data.handle import Handle
-from tfdist.data.materialize import arrow_ready
 from tfdist.data.pipeline import as_tensors
 from tfdist.errors import ConfigError, DataError
 from tfdist.inference.score import score
@@ -412,7 +412,7 @@ def test_row_groups_are_cut_for_shuffling(spark: SparkSession, tmp_path: Path) -
 
 
 def test_problems_are_found_before_anything_is_written(spark: SparkSession, tmp_path: Path) -> None:
-    """Missing columns, duplicates, foreign file systems: refused with the nearest name or the way out."""
+    """Missing columns, duplicates, unknown file systems: refused with the nearest name or the way out."""
     df = spark.range(3).selectExpr("id", "map('a', 1) m")
     with pytest.raises(DataError, match=r"'m': the type map<string,int> becomes no tensor; select the keys"):
         from_dataframe(df, cache_dir=tmp_path)
@@ -420,8 +420,8 @@ def test_problems_are_found_before_anything_is_written(spark: SparkSession, tmp_
         from_dataframe(df, cache_dir=tmp_path, features=["idd"])
     with pytest.raises(DataError, match="'id': 2 columns have this name"):
         from_dataframe(spark.range(3).selectExpr("id", "id"), cache_dir=tmp_path)
-    with pytest.raises(ConfigError, match="cache_dir: expected a path of a mounted file system"):
-        from_dataframe(df.select("id"), cache_dir="s3://bucket/cache")
+    with pytest.raises(ConfigError, match="cache_dir: expected a path, or a URL of a file system that fsspec knows"):
+        from_dataframe(df.select("id"), cache_dir="nofs://bucket/cache")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from tfdist.data.cache import delete_data as delete_data
     from tfdist.data.cache import delete_expired as delete_expired
     from tfdist.data.columns import batch_from_arrow as batch_from_arrow
-    from tfdist.data.footers import from_parquet as from_parquet
     from tfdist.data.handle import Handle as Handle
     from tfdist.data.images import decode_images as decode_images
     from tfdist.data.materialize import from_dataframe as from_dataframe
+    from tfdist.data.parquet import from_parquet as from_parquet
     from tfdist.data.schema import Schema as Schema
     from tfdist.data.transform import per_row as per_row
 
@@ -29,7 +29,7 @@ _HOMES = {
     "delete_data": "tfdist.data.cache",
     "delete_expired": "tfdist.data.cache",
     "from_dataframe": "tfdist.data.materialize",
-    "from_parquet": "tfdist.data.footers",
+    "from_parquet": "tfdist.data.parquet",
     "per_row": "tfdist.data.transform",
 }
 

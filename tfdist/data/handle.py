@@ -55,9 +55,9 @@ class Handle:
         return self.manifest.schema
 
     @property
-    def root(self) -> Path:
-        """Folder of the files."""
-        return Path(self.manifest.root)
+    def root(self) -> Path | str:
+        """Folder of the files, a URL where it is not a path."""
+        return self.manifest.storage.location
 
     @property
     def model_root(self) -> Path:

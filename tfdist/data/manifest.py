@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tfdist.data.schema import Schema
+from tfdist.data.storage import Storage
 
 MANIFEST = "manifest.json"
 
@@ -33,7 +34,7 @@ class Manifest:
     """The files of a data set.
 
     Args:
-        root: folder of the files, absolute.
+        root: folder of the files: an absolute path or a URL.
         fragments: the files with rows, in the order of the source.
         schema: columns and tensors.
         fingerprint: 32 hex digits that differ where the data differs.
@@ -41,6 +42,7 @@ class Manifest:
         null_counts: nulls in each column of the files.
         dropped_rows: rows that the ``drop`` policies left out.
         ttl_days: days after its last use when the data may be deleted; None for never.
+        storage_options: what fsspec needs to open a URL; may hold secrets, and is never written.
     """
 
     root: str
@@ -51,6 +53,12 @@ class Manifest:
     null_counts: Mapping[str, int] = field(default_factory=dict)
     dropped_rows: int = 0
     ttl_days: float | None = None
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def storage(self) -> Storage:
+        """Where the files are."""
+        return Storage(self.root, self.storage_options)
 
     @property
     def rows(self) -> int:
@@ -58,14 +66,14 @@ class Manifest:
 
     def to_json(self) -> str:
         """As JSON text, for :meth:`from_json`; the root is left out, so that a folder may be moved."""
-        raw: dict[str, Any] = asdict(self)
-        del raw["root"]
+        raw: dict[str, Any] = asdict(replace(self, storage_options={}))
+        del raw["root"], raw["storage_options"]
         raw["schema"] = json.loads(self.schema.to_json())
         raw["null_counts"] = dict(self.null_counts)
         return json.dumps({"version": 1, "rows": self.rows, **raw})
 
     @staticmethod
-    def from_json(text: str, root: str | Path) -> Manifest:
+    def from_json(text: str, root: str | Path, storage_options: Mapping[str, Any] | None = None) -> Manifest:
         """The manifest of a text that :meth:`to_json` made, with its files under ``root``."""
         raw = json.loads(text)
         fragments = (Fragment(f["path"], tuple(f["row_groups"]), f["size_bytes"]) for f in raw["fragments"])
@@ -78,4 +86,5 @@ class Manifest:
             null_counts=raw["null_counts"],
             dropped_rows=raw["dropped_rows"],
             ttl_days=raw.get("ttl_days"),
+            storage_options=storage_options or {},
         )

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import uuid
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from decimal import Decimal
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyspark.sql.functions as F
-from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 
-from tfdist.data.cache import WRITING, check_ttl, delete_expired, note_use
-from tfdist.data.columns import null_error
-from tfdist.data.footers import default_cache_dir, fragments_of, null_counts, read_footers, row_bytes
+from tfdist.data.cache import check_ttl, delete_over, note_ttl, note_use
+from tfdist.data.expressions import inner_value, value_of
+from tfdist.data.facts import checked_lengths, facts_of
+from tfdist.data.folder import Place
+from tfdist.data.footers import fragments_of, null_counts, read_footers, row_bytes
 from tfdist.data.handle import Handle
-from tfdist.data.manifest import MANIFEST, Manifest
+from tfdist.data.location import default_cache_dir, hadoop_url, open_storage
+from tfdist.data.manifest import Manifest
 from tfdist.data.plan import digest_of, plan_text, source_text
-from tfdist.data.schema import Column, Nulls, Schema
-from tfdist.data.types import element_type
+from tfdist.data.schema import Nulls, Schema
+from tfdist.data.storage import Storage
 from tfdist.errors import ConfigError, DataError
 
 ROW_GROUP_ROWS = 32768
@@ -47,6 +43,7 @@ def from_dataframe(
     transform: Any = None,
     name: str | None = None,
     ttl_days: float | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Handle:
     """Training data from a DataFrame, written once as Parquet.
 
@@ -56,7 +53,8 @@ def from_dataframe(
     Args:
         df: the rows.
         cache_dir: folder for the files; every executor and the driver must see it. By default ``$TFDIST_CACHE_DIR``,
-            or ``~/.cache/tfdist``.
+            or ``~/.cache/tfdist``. It may be a URL that both Spark and fsspec open, for example
+            ``s3://bucket/folder``; trained models then go to the default folder unless said otherwise.
         features: columns to read, in this order; by default all but the label.
         label: the column to learn.
         nulls: column to ``"error"`` (the default), ``"drop"``, ``"mask"`` or ``("fill", value)``.
@@ -69,6 +67,8 @@ def from_dataframe(
         name: begins the name of the folder with the files.
         ttl_days: the files may be deleted so many days after they were last asked for by this function; the next call
             with the same ``cache_dir`` deletes what is over. Choose more than the longest training. None keeps them.
+        storage_options: what fsspec needs to open a URL, such as keys; unused for a path. They go to the workers with
+            the handle, and appear in no file and no message. Spark has settings of its own.
 
     Raises:
         DataError: a column is missing or has a type that becomes no tensor, or the rows have nulls without a policy or
@@ -77,90 +77,30 @@ def from_dataframe(
     """
     schema = Schema.from_spark(df.schema, features=features, label=label, nulls=nulls, dtypes=dtypes, pack=pack)
     check_ttl(ttl_days)
-    cache = _cache_dir(cache_dir)
-    delete_expired(cache)
+    cache = open_storage(default_cache_dir() if cache_dir is None else cache_dir, storage_options, "cache_dir")
+    if "::" in cache.url:
+        raise ConfigError(f"cache_dir: expected a path or a single URL, got {cache.url!r}")
+    models = str(cache.local if cache.is_local else default_cache_dir())
+    delete_over(cache)
     plan = plan_text(df)
     source = None if plan is None else source_text(df)
     reusable = plan is not None and source is not None
     settings = f"{schema.to_json()}\n{ROW_GROUP_ROWS}"
     fingerprint = digest_of(plan, source, settings) if reusable else uuid.uuid4().hex
-    target = cache / f"{_folder_name(name)}-{fingerprint[:20]}"
-    if reusable and (held := held_manifest(target, fingerprint)):
-        if held.ttl_days != ttl_days:
-            held = replace(held, ttl_days=ttl_days)
-            _write_manifest(held, target)
-        note_use(target)
-        return Handle.of(held, str(cache), transform)
-    partial = cache / f".{target.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}.{WRITING}"
-    try:
-        manifest = _write(df, schema, partial, fingerprint)
+    place = Place(cache, f"{_folder_name(name)}-{fingerprint[:20]}", fingerprint)
+    if reusable and (held := place.held()):
+        return Handle.of(note_use(held, ttl_days), models, transform)
+    with place.writing() as folder:
+        manifest = _write(df, schema, folder, fingerprint)
         if reusable and source_text(df) != source:
             raise DataError("the source files changed while they were read; read them again once they are still")
-        _write_manifest(replace(manifest, ttl_days=ttl_days), partial)
-        _move(partial, target, fingerprint)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    published = held_manifest(target, fingerprint)
-    if published is None:
-        raise DataError(f"{target}: the files disappeared while they were written; did something clean the folder?")
-    return Handle.of(published, str(cache), transform)
+        published = place.publish(replace(manifest, ttl_days=ttl_days))
+    if ttl_days is not None:
+        note_ttl(published)
+    return Handle.of(published, models, transform)
 
 
-def arrow_ready(df: DataFrame, schema: Schema) -> DataFrame:
-    """The feature columns of a frame, by their own names, as Spark hands them to Arrow in the schema's types.
-
-    Vectors become arrays; :func:`tfdist.data.batch_from_arrow` takes the rest as it is.
-    """
-    safe = df.toDF(*[f"c{i}" for i in range(len(df.columns))])
-    columns = []
-    for column in map(schema.column, schema.features):
-        own = F.col(f"c{_place(df, column.path[0] if column.path else column.name)}")
-        columns.append(_value(inner_value(own, column.path[1:]), column))
-    return safe.select(*columns).toDF(*schema.features)
-
-
-def inner_value(value: SparkColumn, member: Sequence[str]) -> SparkColumn:
-    """A field inside a struct; null where a struct around it is."""
-    for name in member:
-        value = value.getField(name)
-    return value
-
-
-def held_manifest(folder: Path, fingerprint: str) -> Manifest | None:
-    """The manifest of a finished folder, when it is the one meant and all its files are whole."""
-    try:
-        manifest = Manifest.from_json((folder / MANIFEST).read_text(), folder)
-    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
-        return None  # never finished, damaged, or of another version: written anew
-    if manifest.fingerprint != fingerprint:
-        return None
-    for fragment in manifest.fragments:
-        try:
-            if (folder / fragment.path).stat().st_size != fragment.size_bytes:
-                return None
-        except FileNotFoundError:
-            return None
-    return manifest
-
-
-@dataclass(frozen=True)
-class _Facts:
-    """What one pass over the written files says of columns, as far as footers tell it not.
-
-    Args:
-        rows: how many there are.
-        found: (kind of fact, column) to the fact, None where there is no value.
-    """
-
-    rows: int
-    found: Mapping[tuple[str, str], Any]
-
-    def of(self, kind: str, column: Column) -> Any:
-        """The fact of a column; 0 for one that was not asked for."""
-        return self.found.get((kind, column.name), 0)
-
-
-def _write(df: DataFrame, schema: Schema, folder: Path, fingerprint: str) -> Manifest:
+def _write(df: DataFrame, schema: Schema, folder: Storage, fingerprint: str) -> Manifest:
     safe = df.toDF(*[f"c{i}" for i in range(len(df.columns))])
     inner = {
         c.file_name: inner_value(F.col(c.file_name.partition("_")[0]), c.path[1:]) for c in schema.columns if c.path
@@ -174,209 +114,54 @@ def _write(df: DataFrame, schema: Schema, folder: Path, fingerprint: str) -> Man
         for column in dropping:
             has_null = has_null | F.col(column).isNull()
         dropped = safe.filter(has_null).count()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    values = [_value(F.col(c.file_name), c, stored=True).alias(c.file_name) for c in schema.columns]
-    (
-        kept.select(*values)
-        .write.option("parquet.block.size", _ROW_GROUP_BYTES)
-        .option("parquet.block.row.count.limit", ROW_GROUP_ROWS)
-        .option("compression", "snappy")
-        .parquet(folder.as_uri())
-    )
-    if not (folder / "_SUCCESS").exists():
-        raise DataError(
-            f"cache_dir: expected a folder that the driver and all executors see, got {folder.parent}, where the "
-            "driver finds nothing that was written; use shared storage"
-        )
-    names = sorted(p.name for p in folder.iterdir() if p.name.endswith(".parquet"))
-    footers = read_footers(folder, names)
-    facts = _facts(df, schema, folder)
+    values = [value_of(F.col(c.file_name), c, stored=True).alias(c.file_name) for c in schema.columns]
+    _write_files(kept.select(*values), folder)
+    files = [file for file in folder.files() if file.path.endswith(".parquet") and "/" not in file.path]
+    footers = read_footers(folder, files)
+    facts = facts_of(df.sparkSession.read.parquet(hadoop_url(folder)) if files else None, schema)
     found = sum(f.metadata.num_rows for f in footers)
     if found != facts.rows:
         raise DataError(
             f"cache_dir: expected {facts.rows} rows as the executors wrote them, the driver finds {found} in "
-            f"{folder.parent}; use storage that all of them see"
+            f"{folder.parent.url}; use storage that all of them see"
         )
     nulls = {name: count or 0 for (kind, name), count in facts.found.items() if kind == "nulls"}
     counts = {**null_counts(footers, schema.columns), **nulls}
-    decided = schema.with_lengths(_checked(schema, counts, facts))
+    decided = schema.with_lengths(checked_lengths(schema, counts, facts))
     return Manifest(
-        root=str(folder),
+        root=folder.url,
         fragments=fragments_of(footers),
         schema=decided,
         fingerprint=fingerprint,
         row_bytes=row_bytes(footers, decided),
         null_counts=counts,
         dropped_rows=dropped,
+        storage_options=folder.options,
     )
 
 
-def _facts(df: DataFrame, schema: Schema, folder: Path) -> _Facts:
-    wanted: dict[tuple[str, str], SparkColumn] = {}
-    for column in schema.columns:
-        name, values = column.name, F.col(column.file_name)
-        if column.shape or column.dtype == "string":
-            # Footers count the nulls of numbers; of long texts they do not, and of arrays they count the values.
-            wanted["nulls", name] = F.count(F.when(values.isNull(), 1))
-        if column.shape:
-            size = F.when(values.isNotNull(), F.size(values))
-            missing = F.size(F.filter(values, _is_null))
-            if len(column.shape) > 1:
-                missing += F.size(F.filter(F.flatten(F.filter(values, _is_there)), _is_null))
-            wanted["shortest", name], wanted["longest", name] = F.min(size), F.max(size)
-            wanted["inner nulls", name] = F.sum(missing)
-        elif column.narrows:
-            outside = F.when(~values.between(*map(F.lit, _limits(column))), values)  # NaN is outside, null is not
-            wanted["outside", name], wanted["example", name] = F.count(outside), F.max(outside)
-    aggregates = [F.count(F.lit(1)), *wanted.values()]
-    row = df.sparkSession.read.parquet(folder.as_uri()).agg(*aggregates).head() if _has_columns(folder) else None
-    values = list(row) if row is not None else [0, *(None for _ in wanted)]
-    return _Facts(values[0], dict(zip(wanted, values[1:], strict=True)))
-
-
-def _limits(column: Column) -> tuple[Decimal, Decimal]:
-    limits = np.iinfo(column.dtype)
-    return Decimal(int(limits.min)), Decimal(int(limits.max))
-
-
-def _checked(schema: Schema, counts: Mapping[str, int], facts: _Facts) -> dict[str, int]:
-    """The lengths of arrays and vectors.
-
-    Raises:
-        DataError: nulls without a policy, arrays of other lengths or values of another range than declared.
-    """
-    problems, lengths = [], {}
-    for column in schema.columns:
-        if column.nulls == "error" and counts.get(column.name, 0):
-            problems.append(str(null_error(column, counts[column.name])))
-        if outside := facts.of("outside", column):
-            problems.append(
-                f"column {column.name!r}: expected values that fit {column.dtype}, got {outside} that do not, for "
-                f"example {facts.of('example', column)}; choose a wider dtype"
-            )
-        if not column.shape:
-            continue
-        low, high = facts.of("shortest", column), facts.of("longest", column)
-        if low is not None and not _fits(column, low, high):
-            problems.append(_length_problem(column, low, high))
-        if (missing := facts.of("inner nulls", column)) and column.nulls != "fill":
-            problems.append(
-                f"column {column.name!r}: expected no nulls inside its arrays, got {missing}; "
-                f"say nulls={{{column.name!r}: ('fill', value)}} or fill them in Spark with transform"
-            )
-        if column.shape[0] is not None:
-            lengths[column.name] = column.shape[0]
-        elif column.layout == "fixed" and low == high and low != 0:  # TensorFlow cuts no batch out of tensors of size 0
-            lengths[column.name] = low or 1
-    if problems:
-        raise DataError("\n".join(problems))
-    return lengths
-
-
-def _fits(column: Column, low: int, high: int) -> bool:
-    """Whether arrays of ``low`` to ``high`` values are what was declared."""
-    length = column.shape[0]
-    if length is None:
-        return column.spark_type != "vector" or low == high > 0
-    return high <= length if column.layout == "padded" else low == high == length
-
-
-def _length_problem(column: Column, low: int, high: int) -> str:
-    length = column.shape[0]
-    wanted = "one length" if length is None else f"length {length}"
-    name = f"dtypes={{{column.name!r}"
-    remedy = (
-        f"say {name}: '{column.dtype}[*]'}} for a ragged tensor, or {name}: '{column.dtype}[<={high}]'}} to pad them"
-    )
-    if column.spark_type == "vector":
-        remedy = "the vectors of a column have one size"
-    return (
-        f"column {column.name!r}: expected {column.spark_type} values of "
-        f"{'at most ' if column.layout == 'padded' else ''}{wanted}, got lengths {low} to {high}; {remedy}"
-    )
-
-
-def _value(value: SparkColumn, column: Column, stored: bool = False) -> SparkColumn:
-    """The values of a column for the files, or as Arrow takes them from Spark.
-
-    Files hold times as whole numbers: Spark's Parquet would write them as INT96, and refuses years before 1582.
-    """
-    if column.spark_type == "vector":
-        return vector_values(value)
-    convert = _TIMES.get(element_type(column.spark_type)) if stored else None
-    if convert is None:
-        return value
-    for _ in column.shape:
-        convert = partial(F.transform, f=convert)
-    return convert(value)
-
-
-def vector_values(vector: SparkColumn) -> SparkColumn:
-    """A vector as an array, null where it is missing (Spark's own function fails there)."""
-    from pyspark.ml.functions import vector_to_array
-
-    return F.when(vector.isNotNull(), vector_to_array(vector))
-
-
-def _is_null(value: SparkColumn) -> SparkColumn:
-    return value.isNull()
-
-
-def _is_there(value: SparkColumn) -> SparkColumn:
-    return value.isNotNull()
-
-
-def _days(value: SparkColumn) -> SparkColumn:
-    return F.unix_date(value)
-
-
-def _microseconds(value: SparkColumn) -> SparkColumn:
-    return F.unix_micros(value)
-
-
-_TIMES: dict[str, Any] = {"date": _days, "timestamp": _microseconds}
-
-
-def _place(df: DataFrame, name: str) -> int:
-    places = [i for i, known in enumerate(df.columns) if known == name]
-    if len(places) != 1:
-        raise DataError(f"column {name!r}: expected once in the rows, got {len(places)} times")
-    return places[0]
-
-
-def _has_columns(folder: Path) -> bool:
-    return any(p.name.endswith(".parquet") for p in folder.iterdir())
-
-
-def _write_manifest(manifest: Manifest, folder: Path) -> None:
-    written = folder / f".{MANIFEST}.{uuid.uuid4().hex[:8]}"
-    written.write_text(manifest.to_json())
-    written.replace(folder / MANIFEST)
-
-
-def _move(partial: Path, target: Path, fingerprint: str) -> None:
-    """Publish a finished folder. Another writer of the same data may have been faster: its folder stays."""
-    if held_manifest(target, fingerprint) is not None:
-        return
-    if target.exists():
-        damaged = partial.with_name(f"{partial.name}.old")
-        with suppress(FileNotFoundError):  # another writer has moved it away
-            target.rename(damaged)
-        shutil.rmtree(damaged, ignore_errors=True)
+def _write_files(rows: DataFrame, folder: Storage) -> None:
     try:
-        partial.rename(target)
-    except OSError:
-        if held_manifest(target, fingerprint) is None:
-            raise
-
-
-def _cache_dir(cache_dir: str | Path | None) -> Path:
-    if cache_dir is None:
-        return default_cache_dir()
-    text = str(cache_dir)
-    if re.match(r"[a-z][a-z0-9+.-]+:/", text) and not text.startswith("file:/"):
-        raise ConfigError(f"cache_dir: expected a path of a mounted file system, got {text!r}")
-    return Path(re.sub(r"^file:/+", "/", text)).absolute()
+        (
+            rows.write.option("parquet.block.size", _ROW_GROUP_BYTES)
+            .option("parquet.block.row.count.limit", ROW_GROUP_ROWS)
+            .option("compression", "snappy")
+            .parquet(hadoop_url(folder))
+        )
+    except Exception as error:
+        if found := re.search(
+            r'No FileSystem for scheme "?([\w+.-]+)|Class (org\.apache\.hadoop\.fs\.\S+) not', str(error)
+        ):
+            raise ConfigError(
+                f"cache_dir: Spark does not know {found[1] or found[2]}, which it needs for {folder.parent.url}; add "
+                "Hadoop's package for it to the session"
+            ) from error
+        raise
+    if folder.stat("_SUCCESS") is None:
+        raise DataError(
+            f"cache_dir: expected a folder that the driver and all executors see, got {folder.parent.url}, where the "
+            "driver finds nothing that was written; use shared storage"
+        )
 
 
 def _folder_name(name: str | None) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -65,7 +64,10 @@ class RowGroups:
         # Codes and distinct values are how Parquet stores text; decoding them would cost more than all the rest.
         text = [_leaf(c) for c in self._manifest.schema.columns if c.spark_type in ("string", "binary")]
         try:
-            opened = pq.ParquetFile(path, read_dictionary=text, coerce_int96_timestamp_unit="us")
+            fragment = self._manifest.fragments[number]
+            opened = self._manifest.storage.parquet(
+                fragment.path, read_dictionary=text, coerce_int96_timestamp_unit="us"
+            )
         except FileNotFoundError as error:
             raise DataError(f"{path}: not found; the data must lie where every worker sees it") from error
         if opened.metadata.num_row_groups != len(self._manifest.fragments[number].row_groups):
@@ -73,8 +75,8 @@ class RowGroups:
         self._open[number] = opened
         return opened
 
-    def _path(self, number: int) -> Path:
-        return Path(self._manifest.root) / self._manifest.fragments[number].path
+    def _path(self, number: int) -> str:
+        return self._manifest.storage.shown(self._manifest.fragments[number].path)
 
     def _changed(self, number: int, got: str) -> DataError:
         rows = list(self._manifest.fragments[number].row_groups)

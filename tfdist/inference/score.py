@@ -14,7 +14,7 @@ import pyspark.sql.functions as F
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import types as T
 
-from tfdist.data.materialize import inner_value, vector_values
+from tfdist.data.expressions import inner_value, vector_values
 from tfdist.data.schema import Field, Schema, nearest, spark_fields
 from tfdist.errors import ConfigError, DataError
 from tfdist.inference.predictor import ModelFile, Output, Scoring, output_of

@@ -1,0 +1,138 @@
+"""What one pass over written files says of columns, as far as footers tell it not, and what must hold of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyspark.sql.functions as F
+from pyspark.sql import Column as SparkColumn
+from pyspark.sql import DataFrame
+
+from tfdist.data.columns import null_error
+from tfdist.data.schema import Column, Schema
+from tfdist.errors import DataError
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The facts of written files.
+
+    Args:
+        rows: how many there are.
+        found: (kind of fact, column) to the fact, None where there is no value.
+    """
+
+    rows: int
+    found: Mapping[tuple[str, str], Any]
+
+    def of(self, kind: str, column: Column) -> Any:
+        """The fact of a column; 0 for one that was not asked for."""
+        return self.found.get((kind, column.name), 0)
+
+
+def facts_of(written: DataFrame | None, schema: Schema) -> Facts:
+    """One pass over written files.
+
+    Args:
+        written: their rows; None where there is no file.
+        schema: of them.
+    """
+    wanted: dict[tuple[str, str], SparkColumn] = {}
+    for column in schema.columns:
+        name, values = column.name, F.col(column.file_name)
+        if column.shape or column.dtype == "string":
+            # Footers count the nulls of numbers; of long texts they do not, and of arrays they count the values.
+            wanted["nulls", name] = F.count(F.when(values.isNull(), 1))
+        if column.shape:
+            size = F.when(values.isNotNull(), F.size(values))
+            missing = F.size(F.filter(values, _is_null))
+            if len(column.shape) > 1:
+                missing += F.size(F.filter(F.flatten(F.filter(values, _is_there)), _is_null))
+            wanted["shortest", name], wanted["longest", name] = F.min(size), F.max(size)
+            wanted["inner nulls", name] = F.sum(missing)
+        elif column.narrows:
+            outside = F.when(~values.between(*map(F.lit, _limits(column))), values)  # NaN is outside, null is not
+            wanted["outside", name], wanted["example", name] = F.count(outside), F.max(outside)
+    aggregates = [F.count(F.lit(1)), *wanted.values()]
+    row = written.agg(*aggregates).head() if written is not None else None
+    values = list(row) if row is not None else [0, *(None for _ in wanted)]
+    return Facts(values[0], dict(zip(wanted, values[1:], strict=True)))
+
+
+def _limits(column: Column) -> tuple[Decimal, Decimal]:
+    limits = np.iinfo(column.dtype)
+    return Decimal(int(limits.min)), Decimal(int(limits.max))
+
+
+def checked_lengths(schema: Schema, counts: Mapping[str, int], facts: Facts) -> dict[str, int]:
+    """The lengths of arrays and vectors, of those that have one.
+
+    Args:
+        schema: as declared.
+        counts: nulls in each column.
+        facts: of the files.
+
+    Raises:
+        DataError: nulls without a policy, arrays of other lengths or values of another range than declared.
+    """
+    problems, lengths = [], {}
+    for column in schema.columns:
+        if column.nulls == "error" and counts.get(column.name, 0):
+            problems.append(str(null_error(column, counts[column.name])))
+        if outside := facts.of("outside", column):
+            problems.append(
+                f"column {column.name!r}: expected values that fit {column.dtype}, got {outside} that do not, for "
+                f"example {facts.of('example', column)}; choose a wider dtype"
+            )
+        if not column.shape:
+            continue
+        low, high = facts.of("shortest", column), facts.of("longest", column)
+        if low is not None and not _fits(column, low, high):
+            problems.append(_length_problem(column, low, high))
+        if (missing := facts.of("inner nulls", column)) and column.nulls != "fill":
+            problems.append(
+                f"column {column.name!r}: expected no nulls inside its arrays, got {missing}; "
+                f"say nulls={{{column.name!r}: ('fill', value)}} or fill them in Spark with transform"
+            )
+        if column.shape[0] is not None:
+            lengths[column.name] = column.shape[0]
+        elif column.layout == "fixed" and low == high and low != 0:  # TensorFlow cuts no batch out of tensors of size 0
+            lengths[column.name] = low or 1
+    if problems:
+        raise DataError("\n".join(problems))
+    return lengths
+
+
+def _fits(column: Column, low: int, high: int) -> bool:
+    """Whether arrays of ``low`` to ``high`` values are what was declared."""
+    length = column.shape[0]
+    if length is None:
+        return column.spark_type != "vector" or low == high > 0
+    return high <= length if column.layout == "padded" else low == high == length
+
+
+def _length_problem(column: Column, low: int, high: int) -> str:
+    length = column.shape[0]
+    wanted = "one length" if length is None else f"length {length}"
+    name = f"dtypes={{{column.name!r}"
+    remedy = (
+        f"say {name}: '{column.dtype}[*]'}} for a ragged tensor, or {name}: '{column.dtype}[<={high}]'}} to pad them"
+    )
+    if column.spark_type == "vector":
+        remedy = "the vectors of a column have one size"
+    return (
+        f"column {column.name!r}: expected {column.spark_type} values of "
+        f"{'at most ' if column.layout == 'padded' else ''}{wanted}, got lengths {low} to {high}; {remedy}"
+    )
+
+
+def _is_null(value: SparkColumn) -> SparkColumn:
+    return value.isNull()
+
+
+def _is_there(value: SparkColumn) -> SparkColumn:
+    return value.isNotNull()
