@@ -411,6 +411,27 @@ def test_row_groups_are_cut_for_shuffling(spark: SparkSession, tmp_path: Path) -
     assert json.loads((handle.root / "manifest.json").read_text())["rows"] == 100_000
 
 
+def test_files_are_cut_and_packed_as_asked(spark: SparkSession, tmp_path: Path) -> None:
+    """Row groups and compression are those asked for, each choice is another data set, and wrong ones are refused."""
+    df = spark.range(0, 1000, 1, 1)
+    roots = {from_dataframe(df, cache_dir=tmp_path).root}
+    for compression, codec in {"zstd": "ZSTD", "lz4": "LZ4", "none": "UNCOMPRESSED"}.items():
+        handle = from_dataframe(df, cache_dir=tmp_path, row_group_rows=300, compression=compression)
+        (fragment,) = handle.manifest.fragments
+        assert fragment.row_groups == (300, 300, 300, 100)
+        footer = pq.read_metadata(handle.root / fragment.path)
+        assert footer.row_group(0).column(0).compression == codec
+        assert read(handle)["id"] == list(range(1000))
+        roots.add(handle.root)
+    assert len(roots) == 4
+    with pytest.raises(ConfigError) as caught:
+        from_dataframe(df, cache_dir=tmp_path, row_group_rows=0, compression="snapy")
+    assert caught.value.problems == (
+        "row_group_rows: expected a whole number of at least 1, got 0",
+        "compression: expected one of 'snappy', 'zstd', 'lz4', 'gzip', 'none', got 'snapy'; did you mean 'snappy'?",
+    )
+
+
 def test_problems_are_found_before_anything_is_written(spark: SparkSession, tmp_path: Path) -> None:
     """Missing columns, duplicates, unknown file systems: refused with the nearest name or the way out."""
     df = spark.range(3).selectExpr("id", "map('a', 1) m")

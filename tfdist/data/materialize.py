@@ -21,14 +21,12 @@ from tfdist.data.handle import Handle
 from tfdist.data.location import default_cache_dir, hadoop_url, open_storage
 from tfdist.data.manifest import Manifest
 from tfdist.data.plan import digest_of, plan_text, source_text
+from tfdist.data.progress import WriteProgress, check_progress
 from tfdist.data.schema import Nulls, Schema
+from tfdist.data.space import check_room, room_told
 from tfdist.data.storage import Storage
+from tfdist.data.writer import ROW_GROUP_ROWS, FileOptions, write_files
 from tfdist.errors import ConfigError, DataError
-
-ROW_GROUP_ROWS = 32768
-"""benchmarks/pipeline.py: smaller ones cost reads, larger ones memory while shuffling."""
-
-_ROW_GROUP_BYTES = 16 * 2**20
 
 
 def from_dataframe(
@@ -43,7 +41,10 @@ def from_dataframe(
     transform: Any = None,
     name: str | None = None,
     ttl_days: float | None = None,
+    row_group_rows: int = ROW_GROUP_ROWS,
+    compression: str = "snappy",
     storage_options: Mapping[str, Any] | None = None,
+    progress: bool | None = None,
 ) -> Handle:
     """Training data from a DataFrame, written once as Parquet.
 
@@ -67,16 +68,21 @@ def from_dataframe(
         name: begins the name of the folder with the files.
         ttl_days: the files may be deleted so many days after they were last asked for by this function; the next call
             with the same ``cache_dir`` deletes what is over. Choose more than the longest training. None keeps them.
+        row_group_rows: most rows of a row group, which is read at once; a row group also ends at 16 MiB.
+        compression: of the files: ``"snappy"``, ``"zstd"`` (smaller), ``"lz4"``, ``"gzip"`` or ``"none"``.
         storage_options: what fsspec needs to open a URL, such as keys; unused for a path. They go to the workers with
             the handle, and appear in no file and no message. Spark has settings of its own.
+        progress: show how far Spark is: True, False, or None for only on a terminal.
 
     Raises:
         DataError: a column is missing or has a type that becomes no tensor, or the rows have nulls without a policy or
-            arrays of other lengths than declared.
+            arrays of other lengths than declared; or the disk has no room for them.
         ConfigError: a setting makes no sense.
     """
     schema = Schema.from_spark(df.schema, features=features, label=label, nulls=nulls, dtypes=dtypes, pack=pack)
     check_ttl(ttl_days)
+    check_progress(progress)
+    options = FileOptions(row_group_rows, compression)
     cache = open_storage(default_cache_dir() if cache_dir is None else cache_dir, storage_options, "cache_dir")
     if "::" in cache.url:
         raise ConfigError(f"cache_dir: expected a path or a single URL, got {cache.url!r}")
@@ -85,22 +91,23 @@ def from_dataframe(
     plan = plan_text(df)
     source = None if plan is None else source_text(df)
     reusable = plan is not None and source is not None
-    settings = f"{schema.to_json()}\n{ROW_GROUP_ROWS}"
+    settings = f"{schema.to_json()}\n{options}"
     fingerprint = digest_of(plan, source, settings) if reusable else uuid.uuid4().hex
     place = Place(cache, f"{_folder_name(name)}-{fingerprint[:20]}", fingerprint)
     if reusable and (held := place.held()):
         return Handle.of(note_use(held, ttl_days), models, transform)
-    with place.writing() as folder:
-        manifest = _write(df, schema, folder, fingerprint)
+    with room_told(cache), place.writing() as folder, WriteProgress(df, name or "data", progress) as shown:
+        manifest = _write(df, schema, options, folder, fingerprint)
         if reusable and source_text(df) != source:
             raise DataError("the source files changed while they were read; read them again once they are still")
         published = place.publish(replace(manifest, ttl_days=ttl_days))
+        shown.done(published)
     if ttl_days is not None:
         note_ttl(published)
     return Handle.of(published, models, transform)
 
 
-def _write(df: DataFrame, schema: Schema, folder: Storage, fingerprint: str) -> Manifest:
+def _write(df: DataFrame, schema: Schema, options: FileOptions, folder: Storage, fingerprint: str) -> Manifest:
     safe = df.toDF(*[f"c{i}" for i in range(len(df.columns))])
     inner = {
         c.file_name: inner_value(F.col(c.file_name.partition("_")[0]), c.path[1:]) for c in schema.columns if c.path
@@ -115,7 +122,9 @@ def _write(df: DataFrame, schema: Schema, folder: Storage, fingerprint: str) -> 
             has_null = has_null | F.col(column).isNull()
         dropped = safe.filter(has_null).count()
     values = [value_of(F.col(c.file_name), c, stored=True).alias(c.file_name) for c in schema.columns]
-    _write_files(kept.select(*values), folder)
+    rows = kept.select(*values)
+    check_room(rows, folder.parent)
+    write_files(rows, folder, options)
     files = [file for file in folder.files() if file.path.endswith(".parquet") and "/" not in file.path]
     footers = read_footers(folder, files)
     facts = facts_of(df.sparkSession.read.parquet(hadoop_url(folder)) if files else None, schema)
@@ -138,30 +147,6 @@ def _write(df: DataFrame, schema: Schema, folder: Storage, fingerprint: str) -> 
         dropped_rows=dropped,
         storage_options=folder.options,
     )
-
-
-def _write_files(rows: DataFrame, folder: Storage) -> None:
-    try:
-        (
-            rows.write.option("parquet.block.size", _ROW_GROUP_BYTES)
-            .option("parquet.block.row.count.limit", ROW_GROUP_ROWS)
-            .option("compression", "snappy")
-            .parquet(hadoop_url(folder))
-        )
-    except Exception as error:
-        if found := re.search(
-            r'No FileSystem for scheme "?([\w+.-]+)|Class (org\.apache\.hadoop\.fs\.\S+) not', str(error)
-        ):
-            raise ConfigError(
-                f"cache_dir: Spark does not know {found[1] or found[2]}, which it needs for {folder.parent.url}; add "
-                "Hadoop's package for it to the session"
-            ) from error
-        raise
-    if folder.stat("_SUCCESS") is None:
-        raise DataError(
-            f"cache_dir: expected a folder that the driver and all executors see, got {folder.parent.url}, where the "
-            "driver finds nothing that was written; use shared storage"
-        )
 
 
 def _folder_name(name: str | None) -> str:
