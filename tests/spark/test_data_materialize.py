@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.ml.functions import array_to_vector
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -194,6 +195,37 @@ def test_values_that_do_not_fit_their_dtype_are_found_while_writing(spark: Spark
     ]
     fits = from_dataframe(df.filter("b <= 1"), cache_dir=tmp_path, nulls=nulls, dtypes={"a": "uint32", "b": "int8"})
     assert sorted(read(fits)["a"]) == [1, 2**31]
+
+
+def test_narrowing_casts_of_fractions_floats_and_arrays_are_proved(spark: SparkSession, tmp_path: Path) -> None:
+    """Exact decimals pass, fractions do not; what float32 cannot hold is counted, in arrays and vectors too."""
+    df = spark.sql(
+        "select cast(a as decimal(38,20)) a, cast(b as decimal(38,0)) b, c, array(c, 0d) d, array(array(e), array()) e "
+        "from values (9007199254740993BD, 9223372036854775807BD, 1d, 5), (1.5BD, 1e30BD, -1e39d, 200), "
+        "(null, null, double('nan'), 6), (2BD, 2BD, double('inf'), 7) t(a, b, c, e)"
+    ).coalesce(1)
+    df = df.withColumn("v", array_to_vector("d"))
+    nulls = {"a": "mask", "b": "mask"}
+    dtypes = {"a": "int64", "b": "int64", "c": "float32", "d": "float32", "e": "int8", "v": "float32"}
+    with pytest.raises(DataError) as caught:
+        from_dataframe(df, cache_dir=tmp_path, nulls=nulls, dtypes=dtypes)
+    expected, whole = "expected whole numbers that fit int64", "choose 'scaled int64', 'float64' or 'string'"
+    assert str(caught.value).splitlines() == [
+        f"column 'a': {expected}, got 1 that do not, for example 1.50000000000000000000; {whole}",
+        f"column 'b': {expected}, got 1 that do not, for example {10**30}; {whole}",
+        "column 'c': expected values that fit float32, got 1 that do not, for example -1e+39; choose a wider dtype",
+        "column 'd': expected values that fit float32, got 1 that do not, for example -1e+39; choose a wider dtype",
+        "column 'e': expected values that fit int8, got 1 that do not, for example 200; choose a wider dtype",
+        "column 'v': expected values that fit float32, got 1 that do not, for example -1e+39; choose a wider dtype",
+    ]
+    fits = df.filter("c is null or isnan(c) or c > 0")
+    handle = from_dataframe(
+        fits, cache_dir=tmp_path, nulls=nulls, dtypes={k: dtypes[k] for k in "abc"}, features=list("abc")
+    )
+    rows = read(handle)
+    assert rows["a"] == [2**53 + 1, 0, 2]
+    assert rows["b"] == [2**63 - 1, 0, 2]
+    assert str(rows["c"]) == "[1.0, nan, inf]"
 
 
 def test_arrays_prove_their_length(spark: SparkSession, tmp_path: Path) -> None:

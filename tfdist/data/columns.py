@@ -123,6 +123,16 @@ def null_error(column: Column, count: int) -> DataError:
     )
 
 
+def unfit(column: Column) -> tuple[str, str]:
+    """What was expected of values that the dtype of a column does not hold, and what to do."""
+    if decimal_digits(column.spark_type) is not None and np.dtype(column.dtype).kind in "iu":
+        return (
+            f"column {column.name!r}: expected whole numbers that fit {column.dtype}",
+            "choose 'scaled int64', 'float64' or 'string'",
+        )
+    return f"column {column.name!r}: expected values that fit {column.dtype}", "choose a wider dtype"
+
+
 def member_of(values: pa.ChunkedArray, member: Sequence[str]) -> pa.ChunkedArray:
     """A field inside a struct column; null where a struct around it is."""
     return pc.struct_field(values, list(member)) if member else values
@@ -257,7 +267,10 @@ def _stored(array: pa.Array, column: Column) -> pa.Array:
     if column.scaled:
         wanted = pa.decimal128(*map(int, spark_type[len("decimal(") : -1].split(",")))
     elif decimal_digits(spark_type) is not None:
-        wanted = pa.large_string() if column.dtype == "string" else pa.float64()
+        # Whole numbers at once: on the way through float64 they would lose digits from 2**53 on.
+        whole = column.dtype.lstrip("u").startswith("int")
+        exact = pa.from_numpy_dtype(column.dtype) if whole else pa.float64()
+        wanted = pa.large_string() if column.dtype == "string" else exact
     elif spark_type.startswith("interval"):
         wanted = pa.int32() if tensor_type(spark_type) == tensor_type("int") else pa.int64()
     else:
@@ -275,6 +288,9 @@ def _stored(array: pa.Array, column: Column) -> pa.Array:
             raise _type_error(array, column)
         return array.cast(wanted)
     except pa.ArrowException as error:
+        if pa.types.is_decimal(array.type) and pa.types.is_integer(wanted):
+            expected, remedy = unfit(column)
+            raise DataError(f"{expected}, got others; {remedy}") from error
         raise _type_error(array, column) from error
 
 
@@ -306,14 +322,16 @@ def _cast(numbers: np.ndarray, column: Column) -> np.ndarray:
         return numbers
     if wanted.kind in "iu" and numbers.size:
         limits = np.iinfo(wanted)
-        low, high = numbers.min(), numbers.max()
-        if not (low >= limits.min and high <= limits.max):  # NaN is neither
-            raise DataError(
-                f"column {column.name!r}: expected values that fit {column.dtype}, got {low} to {high}; "
-                "choose a wider dtype"
-            )
+        low, high = numbers.min().item(), numbers.max().item()  # Python compares them with the limits exactly
+        if not (low >= int(limits.min) and high <= int(limits.max)):  # NaN is neither
+            expected, remedy = unfit(column)
+            raise DataError(f"{expected}, got {low} to {high}; {remedy}")
     with np.errstate(over="ignore"):
-        return numbers.astype(wanted)
+        out = numbers.astype(wanted)
+    if wanted.kind == "f" and np.isinf(out).any() and (lost := np.isinf(out) & np.isfinite(numbers)).any():
+        expected, remedy = unfit(column)
+        raise DataError(f"{expected}, got {lost.sum()} that do not, for example {numbers[lost][0]}; {remedy}")
+    return out
 
 
 def _type_error(array: pa.Array, column: Column) -> DataError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,13 @@ import pyspark.sql.functions as F
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 
-from tfdist.data.columns import null_error
+from tfdist.data.columns import null_error, unfit
 from tfdist.data.schema import Column, Schema
+from tfdist.data.types import decimal_digits, tensor_type
 from tfdist.errors import DataError
+
+_BECOMES_INFINITE = {"float16": 65520.0, "float32": (2 - 2**-24) * 2.0**127}
+"""From where on values are rounded to infinity (IEEE 754: half a unit of the last digit above the largest value)."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +54,18 @@ def facts_of(written: DataFrame | None, schema: Schema) -> Facts:
             wanted["nulls", name] = F.count(F.when(values.isNull(), 1))
         if column.shape:
             size = F.when(values.isNotNull(), F.size(values))
-            missing = F.size(F.filter(values, _is_null))
+            inner, missing = values, F.size(F.filter(values, _is_null))
             if len(column.shape) > 1:
-                missing += F.size(F.filter(F.flatten(F.filter(values, _is_there)), _is_null))
+                inner = F.flatten(F.filter(values, _is_there))
+                missing += F.size(F.filter(inner, _is_null))
             wanted["shortest", name], wanted["longest", name] = F.min(size), F.max(size)
-            wanted["inner nulls", name] = F.sum(missing)
+            wanted["inner nulls", name] = F.sum(F.when(values.isNotNull(), missing))
+            if column.narrows:
+                outside = F.filter(inner, partial(_is_outside, column))
+                wanted["outside", name] = F.sum(F.when(values.isNotNull(), F.size(outside)))
+                wanted["example", name] = F.max(F.array_max(outside))
         elif column.narrows:
-            outside = F.when(~values.between(*map(F.lit, _limits(column))), values)  # NaN is outside, null is not
+            outside = F.when(_is_outside(column, values), values)
             wanted["outside", name], wanted["example", name] = F.count(outside), F.max(outside)
     aggregates = [F.count(F.lit(1)), *wanted.values()]
     row = written.agg(*aggregates).head() if written is not None else None
@@ -63,9 +73,22 @@ def facts_of(written: DataFrame | None, schema: Schema) -> Facts:
     return Facts(values[0], dict(zip(wanted, values[1:], strict=True)))
 
 
-def _limits(column: Column) -> tuple[Decimal, Decimal]:
+def _is_outside(column: Column, value: SparkColumn) -> SparkColumn:
+    """Whether the dtype of a column does not hold a value; null for a null."""
+    if column.dtype in _BECOMES_INFINITE:
+        size = F.abs(value.cast("double"))
+        return (size >= _BECOMES_INFINITE[column.dtype]) & (size < float("inf"))  # Spark sorts NaN after it
     limits = np.iinfo(column.dtype)
-    return Decimal(int(limits.min)), Decimal(int(limits.max))
+    low, high = int(limits.min), int(limits.max)
+    natural = tensor_type(column.spark_type)
+    if decimal_digits(column.spark_type) is not None:
+        fraction = value % F.lit(Decimal(1)) != 0
+        return fraction | ~F.floor(value).between(F.lit(Decimal(low)), F.lit(Decimal(high)))
+    if natural is not None and natural.dtype.startswith("float"):
+        # The largest float that is not above the largest whole number; NaN is outside.
+        top = float(high) if int(float(high)) <= high else float(np.nextafter(float(high), 0))
+        return ~value.between(float(low), top)
+    return ~value.between(F.lit(Decimal(low)), F.lit(Decimal(high)))
 
 
 def checked_lengths(schema: Schema, counts: Mapping[str, int], facts: Facts) -> dict[str, int]:
@@ -84,10 +107,8 @@ def checked_lengths(schema: Schema, counts: Mapping[str, int], facts: Facts) -> 
         if column.nulls == "error" and counts.get(column.name, 0):
             problems.append(str(null_error(column, counts[column.name])))
         if outside := facts.of("outside", column):
-            problems.append(
-                f"column {column.name!r}: expected values that fit {column.dtype}, got {outside} that do not, for "
-                f"example {facts.of('example', column)}; choose a wider dtype"
-            )
+            (expected, remedy), example = unfit(column), facts.of("example", column)
+            problems.append(f"{expected}, got {outside} that do not, for example {example}; {remedy}")
         if not column.shape:
             continue
         low, high = facts.of("shortest", column), facts.of("longest", column)

@@ -78,20 +78,13 @@ def row_bytes(footers: Sequence[Footer], schema: Schema) -> int:
     return max(1, int(fixed + text // rows))
 
 
-def fields_of(field: pa.Field, footers: Sequence[Footer], outer: tuple[str, ...] = ()) -> list[Field]:
+def fields_of(field: pa.Field, outer: tuple[str, ...] = ()) -> list[Field]:
     """A column of files as a source has it, or those inside it where it is a struct."""
     path, kind = (*outer, field.name), field.type
     if pa.types.is_struct(kind) and kind.num_fields and [f.name for f in kind] != _VECTOR:
-        inner = (leaf for one in kind for leaf in fields_of(one, footers, path))
+        inner = (leaf for one in kind for leaf in fields_of(one, path))
         return [replace(leaf, nullable=leaf.nullable or field.nullable) for leaf in inner]
-    length = None
-    if pa.types.is_fixed_size_list(kind):
-        length = kind.list_size
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        counts = [(f.metadata.num_rows, _chunks(f, ".".join(path))) for f in footers if f.metadata.num_rows]
-        lengths = {sum(c.num_values for c in chunks) / rows for rows, chunks in counts}
-        if len(lengths) == 1 and (only := lengths.pop()) == int(only):
-            length = int(only)
+    length = kind.list_size if pa.types.is_fixed_size_list(kind) else None
     own = Field(".".join(path), _spark_type(kind), path[0], field.nullable, length)
     return [replace(own, path=path, member=path[1:]) if outer else own]
 

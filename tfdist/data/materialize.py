@@ -13,6 +13,7 @@ import pyspark.sql.functions as F
 from pyspark.sql import DataFrame
 
 from tfdist.data.cache import check_ttl, delete_over, note_ttl, note_use
+from tfdist.data.choice import check_frame
 from tfdist.data.expressions import inner_value, value_of
 from tfdist.data.facts import checked_lengths, facts_of
 from tfdist.data.folder import Place
@@ -79,9 +80,12 @@ def from_dataframe(
             arrays of other lengths than declared; or the disk has no room for them.
         ConfigError: a setting makes no sense.
     """
+    check_frame(df)
     schema = Schema.from_spark(df.schema, features=features, label=label, nulls=nulls, dtypes=dtypes, pack=pack)
     check_ttl(ttl_days)
     check_progress(progress)
+    if name is not None and not isinstance(name, str):
+        raise ConfigError(f"name: expected a text, got {name!r}")
     options = FileOptions(row_group_rows, compression)
     cache = open_storage(default_cache_dir() if cache_dir is None else cache_dir, storage_options, "cache_dir")
     if "::" in cache.url:

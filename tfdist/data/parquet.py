@@ -12,6 +12,7 @@ from tfdist.data.columns import null_error
 from tfdist.data.folder import missing_files
 from tfdist.data.footers import fields_of, fragments_of, null_counts, read_footers, row_bytes
 from tfdist.data.handle import Handle
+from tfdist.data.lengths import list_lengths
 from tfdist.data.location import default_cache_dir, open_storage
 from tfdist.data.manifest import MANIFEST, Manifest
 from tfdist.data.schema import Field, Nulls, Schema, names_within
@@ -32,6 +33,9 @@ def from_parquet(
     storage_options: Mapping[str, Any] | None = None,
 ) -> Handle:
     """Training data from Parquet files as they lie, without Spark; only footers are read.
+
+    Columns of lists are read once besides, to learn whether all have one length, unless ``dtypes`` says how they are
+    laid out.
 
     Args:
         path: a file, or a folder whose files are read in the order of their names; a path, or a URL of any file system
@@ -126,13 +130,13 @@ def _foreign(
     footers = read_footers(root, files)
     first = footers[0]
     schema = Schema.from_fields(
-        [leaf for field in first.schema for leaf in fields_of(field, footers)],
+        [leaf for field in first.schema for leaf in fields_of(field)],
         features=features,
         label=label,
         nulls=nulls,
         dtypes=dtypes,
         pack=pack,
-    ).with_lengths({})
+    )
     for footer in footers[1:]:
         for column in schema.columns:
             place, own = footer.schema.get_field_index(column.file_name), first.schema.field(column.file_name)
@@ -144,6 +148,8 @@ def _foreign(
                 )
     counts = null_counts(footers, schema.columns)
     _check_nulls(schema, counts)
+    unknown = [c for c in schema.columns if c.shape == (None,) and c.layout == "fixed"]
+    schema = schema.with_lengths(list_lengths(root, files, unknown))
     digest = hashlib.sha256()
     for file, footer in zip(files, footers, strict=True):
         digest.update(f"{file.path}\0{file.size_bytes}\0{file.version}\0{footer.row_groups}\n".encode())

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple, cast
 
+from tfdist.data.choice import check_choice
 from tfdist.data.types import (
     DTYPES,
     EXACT_DECIMAL_DIGITS,
@@ -105,10 +106,13 @@ class Column:
 
     @property
     def narrows(self) -> bool:
-        """Whether its values are cast to whole numbers that may not hold all of them."""
+        """Whether its values are cast to a dtype that may not hold all of them."""
         natural = tensor_type(self.spark_type)
-        cast = natural is not None and natural.dtype not in (self.dtype, "string", "bool")
-        return cast and not self.scaled and self.dtype.lstrip("u").startswith("int")
+        if natural is None or self.scaled or natural.dtype in (self.dtype, "string", "bool"):
+            return False
+        if self.dtype == "float16":
+            return natural.dtype not in ("int8", "int16")
+        return self.dtype.lstrip("u").startswith("int") or (self.dtype, natural.dtype) == ("float32", "float64")
 
     @property
     def declared(self) -> str:
@@ -198,6 +202,7 @@ class Schema:
         pack: Mapping[str, Sequence[str]] | None = None,
     ) -> Schema:
         """As :meth:`from_spark`, for fields of any source."""
+        check_choice(features, label, nulls, dtypes, pack)
         nulls, dtypes = nulls or {}, dtypes or {}
         nested = set()
         if features is None:
@@ -520,8 +525,16 @@ def _warn_of_decimals(columns: Sequence[Column], dtypes: Mapping[str, str]) -> N
             warnings.warn(
                 f"column {column.name!r}: {column.spark_type} becomes float64, which keeps {EXACT_DECIMAL_DIGITS} "
                 f"digits; say dtypes={{{column.name!r}: 'float64'}} to accept it, or 'string' to keep all digits",
-                stacklevel=4,
+                stacklevel=_users_level(),
             )
+
+
+def _users_level() -> int:
+    """The stacklevel of a warning, given where this is called, that points to the first line outside tfdist."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "tfdist":
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def nearest(name: str, known: Sequence[str]) -> str:

@@ -1,0 +1,146 @@
+"""What callers say of columns, and casts and lengths that are right for every value; no Spark and no TensorFlow."""
+
+from __future__ import annotations
+
+import warnings
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tfdist.data import Schema, batch_from_arrow, from_dataframe, from_parquet, lengths
+from tfdist.data.schema import Field
+from tfdist.errors import ConfigError, DataError
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ({"features": "si"}, r"features: expected a list of column names, got 'si'; say \['si'\]"),
+        ({"features": 3}, "features: expected a list of column names, got 3"),
+        ({"features": ["a", 3]}, "features: expected column names, got 3"),
+        ({"label": ["a"]}, r"label: expected the name of a column, got \['a'\]"),
+        ({"nulls": "drop"}, "nulls: expected a dict such as {'column': 'drop'}, got 'drop'"),
+        ({"dtypes": "float32"}, "dtypes: expected a dict such as {'column': 'float32'}, got 'float32'"),
+        ({"dtypes": {"a": np.float32}}, r"dtypes\['a'\]: expected a text such as 'float32', got builtins.type"),
+        ({"pack": ["a", "b"]}, "pack: expected a dict such as"),
+        ({"pack": {"x": "ab"}}, r"pack\['x'\]: expected a list of column names, got 'ab'"),
+    ],
+)
+def test_an_argument_of_another_form_is_refused(choice: dict[str, Any], words: str, tmp_path: Path) -> None:
+    """A text in place of a list or a dict, and other forms, are told with what was expected, in both ways in."""
+    pq.write_table(pa.table({"a": [1], "b": [2], "s": ["x"], "i": [3]}), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=words):
+        from_parquet(tmp_path, **choice)
+    with pytest.raises(ConfigError, match=words):
+        Schema.from_fields([Field(name, "int", name) for name in "absi"], **choice)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (pd.DataFrame({"a": [1]}), r"got pandas.*DataFrame; make one with spark\.createDataFrame"),
+        (pa.table({"a": [1]}), r"got pyarrow.*Table; make one with spark\.createDataFrame"),
+        ("/data/rows", r"got '/data/rows'; say from_dataframe\(spark\.read\.parquet\(path\)\)"),
+        (None, r"got builtins\.NoneType; select the rows with a Spark session"),
+    ],
+)
+def test_rows_that_are_no_spark_frame_are_refused(rows: Any, words: str) -> None:
+    """from_dataframe of a pandas frame, an Arrow table, a path or nothing says how to get a Spark DataFrame."""
+    with pytest.raises(ConfigError, match=f"df: expected a Spark DataFrame, {words}"):
+        from_dataframe(rows)
+
+
+def test_a_warning_points_at_the_line_of_the_user(tmp_path: Path) -> None:
+    """The warning of a long decimal has the file and line of the call into tfdist, however deep it arose."""
+    pq.write_table(pa.table({"m": pa.array([Decimal(1)], pa.decimal128(38, 20))}), tmp_path / "a.parquet")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        from_parquet(tmp_path)
+        Schema.from_fields([Field("m", "decimal(38,20)", "c0")])
+    assert [w.filename for w in caught] == [__file__] * 2
+    assert caught[0].lineno == caught[1].lineno - 1
+
+
+def cast(values: list[Any], arrow: pa.DataType, spark_type: str, dtype: str) -> np.ndarray:
+    schema = Schema.from_fields([Field("v", spark_type, "c0")], dtypes={"v": dtype}, nulls={"v": ("fill", 7)})
+    return batch_from_arrow(pa.table({"v": pa.array(values, arrow)}), schema)["v"]
+
+
+def test_decimals_become_whole_numbers_exactly() -> None:
+    """decimal to int64 and uint64 keeps all digits beyond 2**53; a fraction or a value out of range is refused."""
+    kind = pa.decimal128(38, 2)
+    assert cast([Decimal(2**53 + 1), None, Decimal(-3)], kind, "decimal(38,2)", "int64").tolist() == [2**53 + 1, 7, -3]
+    assert cast([Decimal(2**64 - 1)], kind, "decimal(38,2)", "uint64").tolist() == [2**64 - 1]
+    for value, dtype in ((Decimal("1.50"), "int64"), (Decimal(2**63), "int64"), (Decimal(-1), "uint8")):
+        with pytest.raises(
+            DataError, match=f"'v': expected whole numbers that fit {dtype}, got others; choose 'scaled"
+        ):
+            cast([value], kind, "decimal(38,2)", dtype)
+
+
+def test_a_finite_number_never_becomes_infinite() -> None:
+    """float64 to float32 and whole numbers to float16 refuse what would be infinite; NaN and infinity stay."""
+    largest = float(np.finfo(np.float32).max)
+    got = cast([largest, float("inf"), float("nan"), 3.4028235677973362e38], pa.float64(), "double", "float32")
+    assert np.isfinite(got).tolist() == [True, False, False, True]
+    with pytest.raises(
+        DataError, match=r"'v': expected values that fit float32, got 2 that do not, for example 1e\+39"
+    ):
+        cast([1.0, 1e39, float("inf"), -1e39], pa.float64(), "double", "float32")
+    with pytest.raises(DataError, match="expected values that fit float16, got 1 that do not, for example 70000"):
+        cast([1, 70000], pa.int64(), "bigint", "float16")
+    with pytest.raises(DataError, match=r"expected values that fit int64, got 0\.0 to 9\.2"):
+        cast([0.0, 2.0**63], pa.float64(), "double", "int64")
+
+
+def write(folder: Path, *files: list[Any], **options: Any) -> Path:
+    folder.mkdir()
+    for i, rows in enumerate(files):
+        lists = pa.list_(pa.int32())
+        structs = pa.array([{"w": row} for row in rows], pa.struct([("w", lists)]))
+        table = pa.table({"v": pa.array(rows, lists), "s": structs})
+        pq.write_table(table, folder / f"{i}.parquet", **options)
+    return folder
+
+
+def test_the_length_of_lists_is_read_not_guessed(tmp_path: Path) -> None:
+    """Lists of one length are dense, uneven ones whose average is even are ragged, missing lists do not count."""
+    uneven = write(tmp_path / "a", [[1, 2], [3, 4]], [[1], [2, 3, 4]], row_group_size=1)
+    assert from_parquet(uneven).element_spec_text == "v: int32[*]\ns.w: int32[*]"
+    even = write(tmp_path / "b", [[1, 2, 3], None, [4, 5, 6]], [None], row_group_size=1)
+    nulls = {"v": "mask", "s.w": ("fill", 0)}
+    handle = from_parquet(even, nulls=nulls)
+    assert handle.element_spec_text == "v: int32[3]\nv_is_null: bool[]\ns.w: int32[3]"
+    (batch,) = handle.to_tf(global_batch=4, shuffle=False)
+    assert batch["v"].numpy().tolist() == [[1, 2, 3], [0, 0, 0], [4, 5, 6], [0, 0, 0]]
+    empty = write(tmp_path / "c", [[], []])
+    assert from_parquet(empty, features=["v"]).element_spec_text == "v: int32[*]"
+    assert from_parquet(write(tmp_path / "d", []), features=["v"]).element_spec_text == "v: int32[1]"
+
+
+def test_lists_are_read_once_and_only_where_nothing_is_declared(tmp_path: Path) -> None:
+    """A declared layout opens lists that cannot be decoded; without one they are read, and anew when a file changes."""
+    folder = write(tmp_path / "a", [[1, 2]] * 500, compression="none", use_dictionary=False)
+    file = folder / "0.parquet"
+    whole = file.read_bytes()
+    start = pq.read_metadata(file).row_group(0).column(0).data_page_offset
+    file.write_bytes(whole[:start] + b"\xff" * 20 + whole[start + 20 :])
+    for declared, shape in (("int32[2]", "2"), ("int32[<=3]", "3"), ("int32[*]", "*")):
+        handle = from_parquet(folder, features=["v"], dtypes={"v": declared})
+        assert handle.element_spec_text == f"v: int32[{shape}]"
+    with pytest.raises((OSError, DataError)):
+        from_parquet(folder, features=["v"])
+    file.write_bytes(whole)
+    assert from_parquet(folder, features=["v"]).element_spec_text == "v: int32[2]"
+    known = dict(lengths._remembered)
+    assert from_parquet(folder, features=["v"]).element_spec_text == "v: int32[2]"
+    assert lengths._remembered == known
+    write(tmp_path / "b", [[1], [2, 3, 4]])
+    (tmp_path / "b" / "0.parquet").replace(file)
+    assert from_parquet(folder, features=["v"]).element_spec_text == "v: int32[*]"
