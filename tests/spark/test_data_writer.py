@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,24 +100,27 @@ def test_a_terminal_shows_how_far_spark_is(
     with monkeypatch.context() as patch:
         terminal = Terminal(patch)
         spark.sparkContext.setJobGroup("mine", "of the user")
-        from_dataframe(slow(spark, 1.5), cache_dir=tmp_path, name="ids")
+        from_dataframe(slow(spark, 0.8, tasks=6), cache_dir=tmp_path, name="ids")
         text = terminal.text()
     other.join()
     assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") == "mine"
     assert list(spark.sparkContext.getJobTags()) == []
     spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
     assert "writing ids" in text
-    assert re.search("[123]/4 tasks", text)
-    assert re.findall(r"/(\d+) tasks", text)[0] == "4"
-    assert re.search(r"ids: 40 rows, \d[\d.]* (bytes|kB) in \d+\.\d s", text)
+    assert re.search("[1-5]/6 tasks", text), text
+    assert re.findall(r"/(\d+) tasks", text)[0] == "6"
+    assert re.search(r"ids: 60 rows, \d[\d.]* (bytes|kB) in \d+\.\d s", text)
 
 
 @pytest.mark.parametrize("progress", [None, False])
 def test_nothing_is_shown_where_nobody_looks(
     spark: SparkSession, tmp_path: Path, capfd: pytest.CaptureFixture[str], progress: bool | None
 ) -> None:
-    """Without a terminal, or with progress=False, not a byte is written; other values are refused."""
-    from_dataframe(slow(spark, 2.5, tasks=1), cache_dir=tmp_path, progress=progress)
+    """Without a terminal, or with progress=False, not a byte is written and no warning; other values are refused."""
+    df = slow(spark, 2.5, tasks=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        from_dataframe(df, cache_dir=tmp_path, progress=progress)
     assert capfd.readouterr() == ("", "")
     with pytest.raises(ConfigError, match="progress: expected True, False or None"):
         from_dataframe(spark.range(3), cache_dir=tmp_path, progress="yes")
@@ -139,7 +143,7 @@ def test_an_interrupted_writer_ends_its_jobs_and_leaves_nothing(
     assert "rows" not in text
     assert SparkSession.getActiveSession() is not None
     assert list(spark.sparkContext.statusTracker().getActiveJobsIds()) == []
-    assert not [t for t in threading.enumerate() if t.name.startswith("tfdist-")]
+    assert not [t for t in threading.enumerate() if t.name in ("tfdist-write", "tfdist-progress")]
     assert from_dataframe(spark.range(3), cache_dir=tmp_path).rows == 3
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -45,6 +45,7 @@ class WriteProgress:
     """
 
     def __init__(self, df: DataFrame, name: str, progress: bool | None) -> None:
+        self._session = df.sparkSession
         self._context: Any = df.sparkSession.sparkContext if hasattr(df, "_jdf") else None
         self._name = name
         self._tag = f"tfdist-{uuid.uuid4().hex}"
@@ -78,7 +79,9 @@ class WriteProgress:
             except BaseException as error:  # noqa: BLE001  raised again in the thread that waits
                 outcome.set_exception(error)
 
-        thread = threading.Thread(target=inheritable_thread_target(call), name="tfdist-write", daemon=True)
+        thread = threading.Thread(
+            target=inheritable_thread_target(self._session)(call), name="tfdist-write", daemon=True
+        )
         thread.start()
         try:
             wait([outcome])
