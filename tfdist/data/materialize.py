@@ -6,6 +6,7 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def from_dataframe(
     if reusable and (held := place.held()):
         return Handle.of(note_use(held, ttl_days), models, transform)
     with room_told(cache), place.writing() as folder, WriteProgress(df, name or "data", progress) as shown:
-        manifest = _write(df, schema, options, folder, fingerprint)
+        manifest = shown.run(partial(_write, df, schema, options, folder, fingerprint))
         if reusable and source_text(df) != source:
             raise DataError("the source files changed while they were read; read them again once they are still")
         published = place.publish(replace(manifest, ttl_days=ttl_days))

@@ -6,9 +6,13 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from pyspark import inheritable_thread_target
 from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -19,14 +23,16 @@ from tfdist.errors import ConfigError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+T = TypeVar("T")
+
 _POLL_S = 0.2
 _WORTH_A_LINE_S = 2.0
-_CANCEL_TIMEOUT_S = 10.0
+_CANCEL_TIMEOUT_S = 30.0
 _ONE_BAR = threading.Lock()  # a terminal has room for one; further writers are silent
 
 
 class WriteProgress:
-    """Shows the Spark tasks of the jobs that are started inside; ends them when it is left by an error.
+    """Shows the Spark tasks of the jobs that :meth:`run` starts; ends them when it is left by an error.
 
     Jobs are told from others by a tag of their own; a job group of the user's stays as it is. With Spark Connect, or
     a Spark whose tracker knows no tags, there is no bar.
@@ -39,6 +45,7 @@ class WriteProgress:
     """
 
     def __init__(self, df: DataFrame, name: str, progress: bool | None) -> None:
+        self._session = df.sparkSession
         self._context: Any = df.sparkSession.sparkContext if hasattr(df, "_jdf") else None
         self._name = name
         self._tag = f"tfdist-{uuid.uuid4().hex}"
@@ -49,13 +56,40 @@ class WriteProgress:
 
     def __enter__(self) -> WriteProgress:
         self._started = time.monotonic()
-        if self._context is not None:
-            self._context.addJobTag(self._tag)
         console = Console(stderr=True)
         if self._shown and self._context is not None and console.is_terminal:
             self._thread = threading.Thread(target=self._show, args=(console,), name="tfdist-progress", daemon=True)
             self._thread.start()
         return self
+
+    def run(self, work: Callable[[], T]) -> T:
+        """What ``work`` returns, whose Spark jobs are shown and, when this thread is interrupted, ended.
+
+        It runs in a thread of its own. A thread that is interrupted inside a call to the JVM loses its connection, and
+        with it its active session, while the call goes on and may start jobs that nobody ends.
+        """
+        if self._context is None:
+            return work()
+        outcome: Future[T] = Future()
+
+        def call() -> None:
+            try:
+                self._context.addJobTag(self._tag)
+                outcome.set_result(work())
+            except BaseException as error:  # noqa: BLE001  raised again in the thread that waits
+                outcome.set_exception(error)
+
+        thread = threading.Thread(
+            target=inheritable_thread_target(self._session)(call), name="tfdist-write", daemon=True
+        )
+        thread.start()
+        try:
+            wait([outcome])
+        except BaseException:
+            self._end_jobs(thread)
+            raise
+        thread.join()
+        return outcome.result()
 
     def done(self, manifest: Manifest) -> None:
         """Say what was written, where it took some time."""
@@ -70,14 +104,8 @@ class WriteProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop()
-        if self._context is None:
-            return
-        if kind is not None:
-            # From another thread: this one may have been interrupted inside a call to the JVM.
-            cancelling = threading.Thread(target=self._cancel, name="tfdist-cancel", daemon=True)
-            cancelling.start()
-            cancelling.join(_CANCEL_TIMEOUT_S)
-        self._context.removeJobTag(self._tag)
+        if kind is not None and self._context is not None:
+            self._settle()
 
     def _stop(self) -> None:
         self._end.set()
@@ -85,15 +113,20 @@ class WriteProgress:
             self._thread.join()
             self._thread = None
 
-    def _cancel(self) -> None:
-        """End what still runs, so that nothing is written to a folder that is to be deleted."""
-        try:
-            self._context.cancelJobsWithTag(self._tag)
-            # Tasks go on for a moment when their job has failed or was cancelled.
-            while any(stage.numActiveTasks for stage in self._stages()):
+    def _end_jobs(self, thread: threading.Thread) -> None:
+        """Cancel until the call has come back: it may start further jobs after the first was cancelled."""
+        give_up_at = time.monotonic() + _CANCEL_TIMEOUT_S
+        while thread.is_alive() and time.monotonic() < give_up_at:
+            with suppress(Exception):  # the session may be gone
+                self._context.cancelJobsWithTag(self._tag)
+            thread.join(_POLL_S)
+
+    def _settle(self) -> None:
+        """Wait for tasks, which go on for a moment when their job has ended: they would write to a deleted folder."""
+        give_up_at = time.monotonic() + _CANCEL_TIMEOUT_S
+        with suppress(Exception):  # the session may be gone, or older; the error that led here is the one to tell
+            while any(stage.numActiveTasks for stage in self._stages()) and time.monotonic() < give_up_at:
                 time.sleep(_POLL_S)
-        except Exception:  # noqa: BLE001  the session may be gone, or older; the error that led here is the one to tell
-            return
 
     def _show(self, console: Console) -> None:
         if not _ONE_BAR.acquire(blocking=False):

@@ -57,7 +57,7 @@ def room_told(cache: Storage) -> Iterator[None]:
         raise DataError(
             f"cache_dir: a disk was full while data was written to {cache.url}{had}; make room there and in Spark's "
             "own folders (spark.local.dir), or choose another cache_dir, fewer rows, fewer columns or "
-            "compression='zstd'. What was written is deleted"
+            "compression='zstd'. What was written is deleted; Spark's executors may hold its room until they end"
         ) from error
 
 
