@@ -188,10 +188,8 @@ def print_markdown(rows: Sequence[Sequence[str]]) -> None:
 def print_notes(taken: dict[str, list[Turn]], prepared: dict[str, float]) -> None:
     print("\nEach cell is the median of the turns; ratios are of rows/s, turn by turn. CPU time is of all threads and")
     print("child processes. MiB: the most that the process held, over what it held after its imports; pages of mapped")
-    print(
-        "files count, and so does what is loaded before the clock starts. A pass begins with the making of its reader,"
-    )
-    print("which takes TensorFlow's tracing some 0.2 s whatever the rows are, and with the start of its processes.")
+    print("files count, as does what is loaded before the clock starts. A pass begins with the making of the reader,")
+    print("which costs the same for few rows as for many; a later epoch of tfdist has its reader.")
     for name, turns in taken.items():
         turn = turns[-1]
         notes = [", ".join(f"{package} {release}" for package, release in turn["versions"].items())]
