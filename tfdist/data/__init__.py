@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tfdist.data.materialize import from_dataframe as from_dataframe
     from tfdist.data.schema import Schema as Schema
     from tfdist.data.transform import per_row as per_row
+    from tfdist.data.tfrecord import read_tfrecords as read_tfrecords
+    from tfdist.data.tfrecord import write_tfrecords as write_tfrecords
 
 _HOMES = {
     "Handle": "tfdist.data.handle",
@@ -31,6 +33,8 @@ _HOMES = {
     "from_dataframe": "tfdist.data.materialize",
     "from_parquet": "tfdist.data.footers",
     "per_row": "tfdist.data.transform",
+    "read_tfrecords": "tfdist.data.tfrecord",
+    "write_tfrecords": "tfdist.data.tfrecord",
 }
 
 __all__ = [
@@ -44,6 +48,8 @@ __all__ = [
     "from_dataframe",
     "from_parquet",
     "per_row",
+    "read_tfrecords",
+    "write_tfrecords",
 ]
 
 
