@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from tfdist.data.images import decode_images as decode_images
     from tfdist.data.materialize import from_dataframe as from_dataframe
     from tfdist.data.schema import Schema as Schema
-    from tfdist.data.transform import per_row as per_row
     from tfdist.data.tfrecord import read_tfrecords as read_tfrecords
     from tfdist.data.tfrecord import write_tfrecords as write_tfrecords
+    from tfdist.data.transform import per_row as per_row
 
 _HOMES = {
     "Handle": "tfdist.data.handle",
