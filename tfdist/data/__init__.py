@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tfdist.data.materialize import from_dataframe as from_dataframe
     from tfdist.data.parquet import from_parquet as from_parquet
     from tfdist.data.schema import Schema as Schema
+    from tfdist.data.tfrecord import read_tfrecords as read_tfrecords
+    from tfdist.data.tfrecord import write_tfrecords as write_tfrecords
     from tfdist.data.transform import per_row as per_row
 
 _HOMES = {
@@ -31,6 +33,8 @@ _HOMES = {
     "from_dataframe": "tfdist.data.materialize",
     "from_parquet": "tfdist.data.parquet",
     "per_row": "tfdist.data.transform",
+    "read_tfrecords": "tfdist.data.tfrecord",
+    "write_tfrecords": "tfdist.data.tfrecord",
 }
 
 __all__ = [
@@ -44,6 +48,8 @@ __all__ = [
     "from_dataframe",
     "from_parquet",
     "per_row",
+    "read_tfrecords",
+    "write_tfrecords",
 ]
 
 
