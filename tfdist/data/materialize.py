@@ -8,19 +8,17 @@ import shutil
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from decimal import Decimal
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyspark.sql.functions as F
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 
 from tfdist.data.cache import WRITING, check_ttl, delete_expired, note_use
-from tfdist.data.columns import null_error
+from tfdist.data.facts import Facts, checked, limits_of
 from tfdist.data.footers import default_cache_dir, fragments_of, null_counts, read_footers, row_bytes
 from tfdist.data.handle import Handle
 from tfdist.data.manifest import MANIFEST, Manifest
@@ -143,41 +141,35 @@ def held_manifest(folder: Path, fingerprint: str) -> Manifest | None:
     return manifest
 
 
-@dataclass(frozen=True)
-class _Facts:
-    """What one pass over the written files says of columns, as far as footers tell it not.
-
-    Args:
-        rows: how many there are.
-        found: (kind of fact, column) to the fact, None where there is no value.
-    """
-
-    rows: int
-    found: Mapping[tuple[str, str], Any]
-
-    def of(self, kind: str, column: Column) -> Any:
-        """The fact of a column; 0 for one that was not asked for."""
-        return self.found.get((kind, column.name), 0)
+def stored_columns(df: DataFrame, schema: Schema) -> DataFrame:
+    """The columns of a schema by their names in files, without the rows that its ``drop`` policies leave out."""
+    safe, dropping = _safely_named(df, schema), _dropping(schema)
+    kept = safe.dropna(subset=dropping) if dropping else safe
+    return kept.select(*[_value(F.col(c.file_name), c, stored=True).alias(c.file_name) for c in schema.columns])
 
 
-def _write(df: DataFrame, schema: Schema, folder: Path, fingerprint: str) -> Manifest:
+def _safely_named(df: DataFrame, schema: Schema) -> DataFrame:
     safe = df.toDF(*[f"c{i}" for i in range(len(df.columns))])
     inner = {
         c.file_name: inner_value(F.col(c.file_name.partition("_")[0]), c.path[1:]) for c in schema.columns if c.path
     }
-    safe = safe.withColumns(inner) if inner else safe
-    dropping = [c.file_name for c in schema.columns if c.nulls == "drop"]
-    kept = safe.dropna(subset=dropping) if dropping else safe
-    dropped = 0
+    return safe.withColumns(inner) if inner else safe
+
+
+def _dropping(schema: Schema) -> list[str]:
+    return [c.file_name for c in schema.columns if c.nulls == "drop"]
+
+
+def _write(df: DataFrame, schema: Schema, folder: Path, fingerprint: str) -> Manifest:
+    dropping, dropped = _dropping(schema), 0
     if dropping:
         has_null = F.lit(False)
         for column in dropping:
             has_null = has_null | F.col(column).isNull()
-        dropped = safe.filter(has_null).count()
+        dropped = _safely_named(df, schema).filter(has_null).count()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    values = [_value(F.col(c.file_name), c, stored=True).alias(c.file_name) for c in schema.columns]
     (
-        kept.select(*values)
+        stored_columns(df, schema)
         .write.option("parquet.block.size", _ROW_GROUP_BYTES)
         .option("parquet.block.row.count.limit", ROW_GROUP_ROWS)
         .option("compression", "snappy")
@@ -199,7 +191,7 @@ def _write(df: DataFrame, schema: Schema, folder: Path, fingerprint: str) -> Man
         )
     nulls = {name: count or 0 for (kind, name), count in facts.found.items() if kind == "nulls"}
     counts = {**null_counts(footers, schema.columns), **nulls}
-    decided = schema.with_lengths(_checked(schema, counts, facts))
+    decided = schema.with_lengths(checked(schema, counts, facts))
     return Manifest(
         root=str(folder),
         fragments=fragments_of(footers),
@@ -211,7 +203,7 @@ def _write(df: DataFrame, schema: Schema, folder: Path, fingerprint: str) -> Man
     )
 
 
-def _facts(df: DataFrame, schema: Schema, folder: Path) -> _Facts:
+def _facts(df: DataFrame, schema: Schema, folder: Path) -> Facts:
     wanted: dict[tuple[str, str], SparkColumn] = {}
     for column in schema.columns:
         name, values = column.name, F.col(column.file_name)
@@ -226,74 +218,12 @@ def _facts(df: DataFrame, schema: Schema, folder: Path) -> _Facts:
             wanted["shortest", name], wanted["longest", name] = F.min(size), F.max(size)
             wanted["inner nulls", name] = F.sum(missing)
         elif column.narrows:
-            outside = F.when(~values.between(*map(F.lit, _limits(column))), values)  # NaN is outside, null is not
+            outside = F.when(~values.between(*map(F.lit, limits_of(column))), values)  # NaN is outside, null is not
             wanted["outside", name], wanted["example", name] = F.count(outside), F.max(outside)
     aggregates = [F.count(F.lit(1)), *wanted.values()]
     row = df.sparkSession.read.parquet(folder.as_uri()).agg(*aggregates).head() if _has_columns(folder) else None
     values = list(row) if row is not None else [0, *(None for _ in wanted)]
-    return _Facts(values[0], dict(zip(wanted, values[1:], strict=True)))
-
-
-def _limits(column: Column) -> tuple[Decimal, Decimal]:
-    limits = np.iinfo(column.dtype)
-    return Decimal(int(limits.min)), Decimal(int(limits.max))
-
-
-def _checked(schema: Schema, counts: Mapping[str, int], facts: _Facts) -> dict[str, int]:
-    """The lengths of arrays and vectors.
-
-    Raises:
-        DataError: nulls without a policy, arrays of other lengths or values of another range than declared.
-    """
-    problems, lengths = [], {}
-    for column in schema.columns:
-        if column.nulls == "error" and counts.get(column.name, 0):
-            problems.append(str(null_error(column, counts[column.name])))
-        if outside := facts.of("outside", column):
-            problems.append(
-                f"column {column.name!r}: expected values that fit {column.dtype}, got {outside} that do not, for "
-                f"example {facts.of('example', column)}; choose a wider dtype"
-            )
-        if not column.shape:
-            continue
-        low, high = facts.of("shortest", column), facts.of("longest", column)
-        if low is not None and not _fits(column, low, high):
-            problems.append(_length_problem(column, low, high))
-        if (missing := facts.of("inner nulls", column)) and column.nulls != "fill":
-            problems.append(
-                f"column {column.name!r}: expected no nulls inside its arrays, got {missing}; "
-                f"say nulls={{{column.name!r}: ('fill', value)}} or fill them in Spark with transform"
-            )
-        if column.shape[0] is not None:
-            lengths[column.name] = column.shape[0]
-        elif column.layout == "fixed" and low == high and low != 0:  # TensorFlow cuts no batch out of tensors of size 0
-            lengths[column.name] = low or 1
-    if problems:
-        raise DataError("\n".join(problems))
-    return lengths
-
-
-def _fits(column: Column, low: int, high: int) -> bool:
-    """Whether arrays of ``low`` to ``high`` values are what was declared."""
-    length = column.shape[0]
-    if length is None:
-        return column.spark_type != "vector" or low == high > 0
-    return high <= length if column.layout == "padded" else low == high == length
-
-
-def _length_problem(column: Column, low: int, high: int) -> str:
-    length = column.shape[0]
-    wanted = "one length" if length is None else f"length {length}"
-    name = f"dtypes={{{column.name!r}"
-    remedy = (
-        f"say {name}: '{column.dtype}[*]'}} for a ragged tensor, or {name}: '{column.dtype}[<={high}]'}} to pad them"
-    )
-    if column.spark_type == "vector":
-        remedy = "the vectors of a column have one size"
-    return (
-        f"column {column.name!r}: expected {column.spark_type} values of "
-        f"{'at most ' if column.layout == 'padded' else ''}{wanted}, got lengths {low} to {high}; {remedy}"
-    )
+    return Facts(values[0], dict(zip(wanted, values[1:], strict=True)))
 
 
 def _value(value: SparkColumn, column: Column, stored: bool = False) -> SparkColumn:
