@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     from tfdist.data.images import decode_images as decode_images
     from tfdist.data.materialize import from_dataframe as from_dataframe
     from tfdist.data.schema import Schema as Schema
+    from tfdist.data.streaming import Stream as Stream
+    from tfdist.data.streaming import stream as stream
     from tfdist.data.transform import per_row as per_row
 
 _HOMES = {
     "Handle": "tfdist.data.handle",
     "Schema": "tfdist.data.schema",
+    "Stream": "tfdist.data.streaming",
     "batch_from_arrow": "tfdist.data.columns",
     "cached_data": "tfdist.data.cache",
     "decode_images": "tfdist.data.images",
@@ -31,11 +34,13 @@ _HOMES = {
     "from_dataframe": "tfdist.data.materialize",
     "from_parquet": "tfdist.data.footers",
     "per_row": "tfdist.data.transform",
+    "stream": "tfdist.data.streaming",
 }
 
 __all__ = [
     "Handle",
     "Schema",
+    "Stream",
     "batch_from_arrow",
     "cached_data",
     "decode_images",
@@ -44,6 +49,7 @@ __all__ = [
     "from_dataframe",
     "from_parquet",
     "per_row",
+    "stream",
 ]
 
 
