@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -23,6 +24,10 @@ from tfdist.errors import ConfigError, DataError
 # up to four batches, and the pipeline makes pools before they are needed.
 _PEEKED_STEPS = 8
 _PEEKED_POOLS = 3
+
+# Rows that end early may be those of a plan that failed: to pyspark both are the end of a stream. Spark's own error,
+# which says why, ends this process in the meantime.
+_SPARK_GRACE_S = 5.0
 
 
 class Arrivals:
@@ -74,6 +79,7 @@ class Arrivals:
         """
         schema, batch = self._dealt.schema, next(self._batches, None)
         if batch is None:
+            time.sleep(_SPARK_GRACE_S)
             raise self._changed(str(self._dealt.shares[self._rank] - self._missing))
         self._missing -= batch.num_rows
         if self._missing < 0 or (not self._missing and next(self._batches, None) is not None):

@@ -199,10 +199,12 @@ class _Job:
         text = str(self.error)
         reported = find_report(text)
         failures = self.failures + ([reported] if reported else [])
-        untold = reported is None and all(failure.secondary for failure in failures)
-        if untold and self.runner.rows is not None and "LaunchError: " not in text:
+        of_ours = reported is not None or "LaunchError: " in text or self.group in text  # the group: cancelled by us
+        if self.runner.rows is not None and not of_ours:
             # The plan of the rows failed in Spark's own process; what the workers say follows from that.
-            broken = WorkerError(f"the rows of the training could not be computed: {spark_message(text)}")
+            broken = WorkerError(
+                f"Spark could not compute the rows of the training, or lost a task: {spark_message(text)}"
+            )
             broken.__cause__ = self.error
             return broken
         if failures:
