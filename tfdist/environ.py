@@ -6,6 +6,9 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+ROWS_FD = "TFDIST_ROWS_FD"
+"""Set in a training process to whose task rows are handed: the socket on which they arrive, as an Arrow IPC stream."""
+
 
 @contextmanager
 def scoped_environ(changes: Mapping[str, str | None]) -> Iterator[None]:

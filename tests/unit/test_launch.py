@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pickle
 import queue
+import select
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +21,7 @@ from tfdist.launch import preflight
 from tfdist.launch.channel import ChannelAddress, connect, listen
 from tfdist.launch.devices import visible_devices
 from tfdist.launch.failures import TrainingEndedError, cause, find_report, worker_error
+from tfdist.launch.feed import Feed
 from tfdist.launch.ports import reserve_port
 from tfdist.launch.preflight import SparkFacts
 from tfdist.launch.program import dump_program
@@ -188,6 +194,66 @@ def test_events_arrive_in_order_and_a_closed_line_is_noticed() -> None:
                 send({"kind": "epoch", "rank": 0, "step": step})
         channel.wait_until_closed(10)
         assert [received.get_nowait()["step"] for _ in range(100)] == list(range(100))
+
+
+def test_a_worker_notices_that_the_driver_ended_the_run() -> None:
+    """When the driver stops listening, a line that is still open ends."""
+    received: queue.SimpleQueue[dict[str, object]] = queue.SimpleQueue()
+    with ExitStack() as worker:
+        with listen("127.0.0.1", "127.0.0.1", received.put) as channel:
+            line = worker.enter_context(connect(channel.address))
+            line({"kind": "epoch", "rank": 0})
+            assert received.get(timeout=30)["kind"] == "epoch"
+            assert select.select([line.fd], [], [], 0)[0] == []
+        assert select.select([line.fd], [], [], 30)[0] == [line.fd]
+
+
+def batches(count: int) -> Iterator[pa.RecordBatch]:
+    return (pa.record_batch({"c0": np.arange(10_000) + 10_000 * i}) for i in range(count))
+
+
+def test_a_feed_hands_all_rows_over() -> None:
+    """What goes in comes out at the other end in order, then an end; without a batch the end comes at once."""
+    for count in (0, 40):
+        with closing(Feed(batches(count))) as feed, feed.theirs.dup() as process:
+            feed.start(lambda: None)
+            with process.makefile("rb") as stream:
+                found = pa.ipc.open_stream(stream).read_all()["c0"].to_pylist() if stream.peek(1) else []
+            assert found == list(range(10_000 * count))
+            feed.stop()
+            feed.check()
+
+
+def test_a_feed_whose_process_wants_no_more_ends() -> None:
+    """A process that ended, and one that does not read, hold nothing up: the rest of the rows is left where it is."""
+    with closing(Feed(batches(10**9))) as feed:
+        process = feed.theirs.dup()
+        feed.start(lambda: None)
+        process.recv(100)
+        process.close()
+        feed.stop()
+        feed.check()
+    with closing(Feed(batches(10**9))) as feed, feed.theirs.dup() as process:
+        feed.start(lambda: None)
+        process.recv(100)
+        feed.stop()
+        feed.check()
+
+
+def test_rows_that_cannot_be_computed_end_the_process() -> None:
+    """An error of the rows calls for the end of the process, before any end of the stream, and is raised."""
+
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield from batches(1)
+        raise OverflowError("of the rows")
+
+    ended = threading.Event()
+    with closing(Feed(failing())) as feed, feed.theirs.dup() as process:
+        feed.start(ended.set)
+        assert process.recv(8)
+        assert ended.wait(30)
+        with pytest.raises(OverflowError, match="of the rows"):
+            feed.check()
 
 
 def test_a_stranger_without_the_secret_is_not_heard() -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tfdist.data.materialize import from_dataframe as from_dataframe
     from tfdist.data.parquet import from_parquet as from_parquet
     from tfdist.data.schema import Schema as Schema
+    from tfdist.data.streaming import Stream as Stream
+    from tfdist.data.streaming import stream as stream
     from tfdist.data.tfrecord import read_tfrecords as read_tfrecords
     from tfdist.data.tfrecord import write_tfrecords as write_tfrecords
     from tfdist.data.transform import per_row as per_row
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Handle": "tfdist.data.handle",
     "Schema": "tfdist.data.schema",
+    "Stream": "tfdist.data.streaming",
     "batch_from_arrow": "tfdist.data.columns",
     "cached_data": "tfdist.data.cache",
     "decode_images": "tfdist.data.images",
@@ -35,11 +38,13 @@ _HOMES = {
     "per_row": "tfdist.data.transform",
     "read_tfrecords": "tfdist.data.tfrecord",
     "write_tfrecords": "tfdist.data.tfrecord",
+    "stream": "tfdist.data.streaming",
 }
 
 __all__ = [
     "Handle",
     "Schema",
+    "Stream",
     "batch_from_arrow",
     "cached_data",
     "decode_images",
@@ -49,6 +54,7 @@ __all__ = [
     "from_parquet",
     "per_row",
     "read_tfrecords",
+    "stream",
     "write_tfrecords",
 ]
 

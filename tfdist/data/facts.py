@@ -24,7 +24,7 @@ _BECOMES_INFINITE = {"float16": 65520.0, "float32": (2 - 2**-24) * 2.0**127}
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of written files.
+    """What one pass over rows says of their columns.
 
     Args:
         rows: how many there are.

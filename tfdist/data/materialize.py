@@ -112,22 +112,33 @@ def from_dataframe(
     return Handle.of(published, models, transform)
 
 
-def _write(df: DataFrame, schema: Schema, options: FileOptions, folder: Storage, fingerprint: str) -> Manifest:
+def stored_columns(df: DataFrame, schema: Schema) -> DataFrame:
+    """The columns of a schema by their names in files, without the rows that its ``drop`` policies leave out."""
+    safe, dropping = _safely_named(df, schema), _dropping(schema)
+    kept = safe.dropna(subset=dropping) if dropping else safe
+    return kept.select(*[value_of(F.col(c.file_name), c, stored=True).alias(c.file_name) for c in schema.columns])
+
+
+def _safely_named(df: DataFrame, schema: Schema) -> DataFrame:
     safe = df.toDF(*[f"c{i}" for i in range(len(df.columns))])
     inner = {
         c.file_name: inner_value(F.col(c.file_name.partition("_")[0]), c.path[1:]) for c in schema.columns if c.path
     }
-    safe = safe.withColumns(inner) if inner else safe
-    dropping = [c.file_name for c in schema.columns if c.nulls == "drop"]
-    kept = safe.dropna(subset=dropping) if dropping else safe
-    dropped = 0
+    return safe.withColumns(inner) if inner else safe
+
+
+def _dropping(schema: Schema) -> list[str]:
+    return [c.file_name for c in schema.columns if c.nulls == "drop"]
+
+
+def _write(df: DataFrame, schema: Schema, options: FileOptions, folder: Storage, fingerprint: str) -> Manifest:
+    dropping, dropped = _dropping(schema), 0
     if dropping:
         has_null = F.lit(False)
         for column in dropping:
             has_null = has_null | F.col(column).isNull()
-        dropped = safe.filter(has_null).count()
-    values = [value_of(F.col(c.file_name), c, stored=True).alias(c.file_name) for c in schema.columns]
-    rows = kept.select(*values)
+        dropped = _safely_named(df, schema).filter(has_null).count()
+    rows = stored_columns(df, schema)
     check_room(rows, folder.parent)
     write_files(rows, folder, options)
     files = [file for file in folder.files() if file.path.endswith(".parquet") and "/" not in file.path]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +13,11 @@ import tensorflow as tf
 
 from tfdist.cluster import worker_context
 from tfdist.data.failures import noted
-from tfdist.data.reader import Block, Blocks, Reading
+from tfdist.data.reader import Blocks, Reading
 from tfdist.data.schema import Schema, Tensor
 from tfdist.data.shards import ALONE, Share
-from tfdist.data.values import Ragged, Text, Values
+from tfdist.data.tensors import flat, flat_specs, structured
+from tfdist.data.values import Ragged, Values
 from tfdist.errors import ConfigError
 
 _AHEAD = 1  # blocks; the reader works a round ahead by itself
@@ -195,7 +196,7 @@ class _Iterations:
         """A block of an iteration, without the last batch of the epoch."""
         blocks = self._blocks(int(number))
         block = blocks[int(index)]
-        return _flat(block if self._endless or index + 1 < len(blocks) else block.cut(0, block.steps - 1))
+        return flat(block if self._endless or index + 1 < len(blocks) else block.cut(0, block.steps - 1))
 
     def last(self, number: Any) -> list[np.ndarray]:
         """The last batch of an iteration, with which its epoch ends."""
@@ -205,7 +206,7 @@ class _Iterations:
             self._epoch, self._start_step = self._started[int(number)][0] + 1, 0
             if done := self._open.pop(int(number), None):  # a newer iteration may just have closed it
                 done.close()
-        return _flat(block.cut(block.steps - 1, block.steps))
+        return flat(block.cut(block.steps - 1, block.steps))
 
     def _blocks(self, number: int) -> Blocks:
         with self._lock:
@@ -226,57 +227,12 @@ def _batches(schema: Schema, indices: Any, call: Any, ahead: int = _AHEAD) -> An
         call: function of such an element: a function that returns a block, and its arguments.
         ahead: blocks to make before they are needed.
     """
-    signature = [spec for tensor in schema.tensors for spec in _flat_specs(tensor)]
+    signature = [spec for tensor in schema.tensors for spec in flat_specs(tensor)]
 
     def block(index: Any) -> Any:
         function, *arguments = call(index)
         arrays = tf.numpy_function(noted(function), arguments, [spec.dtype for spec in signature])
-        return _structured(schema, [tf.ensure_shape(a, spec.shape) for a, spec in zip(arrays, signature, strict=True)])
+        return structured(schema, [tf.ensure_shape(a, spec.shape) for a, spec in zip(arrays, signature, strict=True)])
 
     made = indices.map(block)
     return (made.prefetch(ahead) if ahead else made).unbatch()
-
-
-def _flat(block: Block) -> list[np.ndarray]:
-    """The arrays of a block, as :func:`_flat_specs` lists them."""
-    return [array for tensor in block.tensors for array in _arrays(tensor, (block.steps, block.rows))]
-
-
-def _arrays(values: Values, shape: tuple[int, ...]) -> list[np.ndarray]:
-    if isinstance(values, Ragged):
-        return [np.diff(values.splits).reshape(shape), *_arrays(values.values, (-1,))]
-    if isinstance(values, Text):
-        return [*_arrays(values.codes, shape), values.values]
-    return [values.reshape(*shape, *values.shape[1:])]
-
-
-def _flat_specs(tensor: Tensor) -> list[Any]:
-    """What a tensor's block consists of: lengths of lists, outer ones first, then values, of text codes and values."""
-    depth = len(tensor.shape) if None in tensor.shape else 0
-    specs = [tf.TensorSpec((None,) * (1 if level else 2), tf.int64) for level in range(depth)]
-    shape = (None,) if depth else (None, None, *tensor.shape)
-    if tensor.dtype == "string":
-        return [*specs, tf.TensorSpec(shape, "int32"), tf.TensorSpec((None,), "string")]
-    return [*specs, tf.TensorSpec(shape, tensor.dtype)]
-
-
-def _structured(schema: Schema, arrays: list[Any]) -> Any:
-    parts = iter(arrays)
-    tensors = {tensor.name: _tensor(tensor, parts) for tensor in schema.tensors}
-    batch = schema.as_batch(tensors)
-    return batch if schema.label is None else (batch, tensors[schema.label])
-
-
-def _tensor(tensor: Tensor, parts: Iterator[Any]) -> Any:
-    """``[steps, rows, *shape]`` out of the next arrays of a block."""
-    lengths = [next(parts) for _ in tensor.shape] if None in tensor.shape else []
-    values = next(parts)
-    if tensor.dtype == "string":
-        values = tf.gather(next(parts), values)
-    for inner in reversed(lengths[1:]):
-        values = tf.RaggedTensor.from_row_lengths(values, inner, validate=False)
-    if lengths:
-        steps, rows = tf.unstack(tf.shape(lengths[0], tf.int64))
-        values = tf.RaggedTensor.from_row_lengths(values, tf.reshape(lengths[0], [-1]), validate=False)
-        values = tf.RaggedTensor.from_uniform_row_length(values, rows, steps, validate=False)
-    return values

@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from tfdist.data.manifest import Manifest
-from tfdist.data.rowgroups import Group, RowGroups
-from tfdist.data.schema import Tensor
+from tfdist.data.rowgroups import RowGroups
+from tfdist.data.schema import Schema, Tensor
 from tfdist.data.values import Ragged, Text, Values, aligned
 from tfdist.errors import DataError
 
@@ -30,44 +30,50 @@ def local_dir() -> Path:
     return Path(os.environ.get("TFDIST_LOCAL_DIR") or tempfile.gettempdir())
 
 
-class RowCache:
-    """The rows of a data set, kept as they are first read.
+class RowStore:
+    """Rows on the local disk, written and found by their number.
 
     Files are deleted as soon as they are open, so that the disk is free again when the process ends, however it ends.
 
     Args:
-        manifest: the data set.
-        rows: how many of its rows will be read, for the disk space.
+        schema: of the rows.
+        rows: how many numbers there are.
+        needed_rows: how many of them will be written, for the disk space.
+        row_bytes: of a row, on average.
 
     Raises:
         DataError: the disk has too little space.
     """
 
-    def __init__(self, manifest: Manifest, rows: int) -> None:
+    def __init__(self, schema: Schema, rows: int, needed_rows: int, row_bytes: int) -> None:
         heap = _File()
-        self._codecs = [_codec(tensor, heap) for tensor in manifest.schema.tensors]
+        self._codecs = [_codec(tensor, heap) for tensor in schema.tensors]
         # The widest first, so that no value lies across an address it should not.
         places = sorted(range(len(self._codecs)), key=lambda i: -self._codecs[i].dtype.base.alignment)
         self._row = np.dtype([(str(i), self._codecs[i].dtype) for i in places], align=True)
-        _check_space(max(self._row.itemsize, manifest.row_bytes) * rows)
-        groups = [n for f in manifest.fragments for n in f.row_groups]
-        self._starts = np.cumsum([0, *groups])
-        self._file = _File(self._row.itemsize * int(self._starts[-1]))
-        self._reader = RowGroups(manifest)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tfdist-cache")
-        self._groups: dict[int, Future[None]] = {}
+        _check_space(max(self._row.itemsize, row_bytes) * needed_rows)
+        self._file = _File(self._row.itemsize * rows)
 
-    def want(self, groups: Sequence[int]) -> None:
-        """Have row groups read that are not here yet."""
-        for group in groups:
-            if group not in self._groups:
-                self._groups[group] = self._thread.submit(self._fill, group)
+    def write(self, start: int, tensors: Sequence[Values]) -> None:
+        """Keep the tensors of consecutive rows, the first of which has the number ``start``.
+
+        Raises:
+            DataError: the disk is full.
+        """
+        encoded = [codec.encoded(values) for codec, values in zip(self._codecs, tensors, strict=True)]
+        count = len(encoded[0])
+        for first in range(0, count, _TOGETHER):
+            last = min(first + _TOGETHER, count)
+            rows = np.zeros(last - first, self._row)
+            for i, values in enumerate(encoded):
+                rows[str(i)] = values[first:last]
+            self._file.write(rows, (start + first) * self._row.itemsize)
 
     def take(self, rows: np.ndarray) -> list[Values]:
         """The tensors of rows.
 
         Args:
-            rows: ``[n] int64``, their numbers in the order of the source; their row groups are wanted.
+            rows: ``[n] int64``, their numbers; they were written.
         """
         outs = [aligned((len(rows), *codec.dtype.shape), codec.dtype.base) for codec in self._codecs]
         raw = np.frombuffer(self._file.mapped, np.dtype((np.void, self._row.itemsize)))
@@ -84,6 +90,40 @@ class RowCache:
                 out[start:stop] = fields[str(i)]
         return [codec.decoded(out) for codec, out in zip(self._codecs, outs, strict=True)]
 
+
+class RowCache:
+    """The rows of a data set, kept as they are first read.
+
+    Args:
+        manifest: the data set.
+        rows: how many of its rows will be read, for the disk space.
+
+    Raises:
+        DataError: the disk has too little space.
+    """
+
+    def __init__(self, manifest: Manifest, rows: int) -> None:
+        groups = [n for f in manifest.fragments for n in f.row_groups]
+        self._starts = np.cumsum([0, *groups])
+        self._store = RowStore(manifest.schema, int(self._starts[-1]), rows, manifest.row_bytes)
+        self._reader = RowGroups(manifest)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tfdist-cache")
+        self._groups: dict[int, Future[None]] = {}
+
+    def want(self, groups: Sequence[int]) -> None:
+        """Have row groups read that are not here yet."""
+        for group in groups:
+            if group not in self._groups:
+                self._groups[group] = self._thread.submit(self._fill, group)
+
+    def take(self, rows: np.ndarray) -> list[Values]:
+        """The tensors of rows.
+
+        Args:
+            rows: ``[n] int64``, their numbers in the order of the source; their row groups are wanted.
+        """
+        return self._store.take(rows)
+
     def wait(self, groups: Sequence[int]) -> None:
         """Wait until row groups are here.
 
@@ -94,15 +134,7 @@ class RowCache:
             self._groups[group].result()
 
     def _fill(self, group: int) -> None:
-        tensors: Group = self._reader.read(group)
-        start, stop = int(self._starts[group]), int(self._starts[group + 1])
-        encoded = [codec.encoded(values) for codec, values in zip(self._codecs, tensors, strict=True)]
-        for first in range(0, stop - start, _TOGETHER):
-            last = min(first + _TOGETHER, stop - start)
-            rows = np.zeros(last - first, self._row)
-            for i, values in enumerate(encoded):
-                rows[str(i)] = values[first:last]
-            self._file.write(rows, (start + first) * self._row.itemsize)
+        self._store.write(int(self._starts[group]), self._reader.read(group))
 
 
 class _File:
@@ -248,5 +280,5 @@ def _no_space(needed_bytes: int) -> DataError:
     return DataError(
         f"{folder}: expected {wanted} for the rows that are read again in later epochs, got "
         f"{shutil.disk_usage(folder).free // mib:,} MiB free; set TFDIST_LOCAL_DIR to another local disk on every "
-        "worker, or say shuffle='pool', which mixes less and needs no disk"
+        "worker, or say shuffle='pool', which mixes less and needs no disk; a stream needs none for one epoch"
     )

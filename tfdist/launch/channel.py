@@ -2,7 +2,8 @@
 
 The driver listens on the address that executors reach it under anyway. A client proves that it knows the secret of the
 run by answering a nonce with its HMAC; the secret itself travels with the Spark task. What arrives is parsed as JSON
-only. A worker that cannot reach the driver trains on without a line: results return through Spark.
+only. A worker that cannot reach the driver trains on without a line: results return through Spark. The driver closes
+all lines when a run is over, by which a worker learns it whose task Spark has forgotten.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import socketserver
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from tfdist.launch.protocol import Event
@@ -39,24 +40,39 @@ class Channel:
 
     def __init__(self, address: ChannelAddress) -> None:
         self.address = address
-        self._open = 0
+        self._open: set[socket.socket] = set()
+        self._closed = False
         self._changed = threading.Condition()
 
     def wait_until_closed(self, timeout_s: float) -> None:
         """Wait until every worker has closed its line, so that all that was sent has been received."""
         with self._changed:
-            self._changed.wait_for(lambda: self._open == 0, timeout_s)
+            self._changed.wait_for(lambda: not self._open, timeout_s)
+
+    def close(self) -> None:
+        """Close the lines that are still open, and those that come late."""
+        with self._changed:
+            self._closed = True
+            for line in self._open:
+                _shut(line)
 
     @contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _counted(self, line: socket.socket) -> Iterator[None]:
         with self._changed:
-            self._open += 1
+            self._open.add(line)
+            if self._closed:
+                _shut(line)
         try:
             yield
         finally:
             with self._changed:
-                self._open -= 1
+                self._open.discard(line)
                 self._changed.notify_all()
+
+
+def _shut(line: socket.socket) -> None:
+    with suppress(OSError):  # the other end was faster
+        line.shutdown(socket.SHUT_RDWR)
 
 
 def _proof(secret: str, nonce: str) -> str:
@@ -77,7 +93,7 @@ def listen(host: str, bind: str, receive: Callable[[Event], None]) -> Iterator[C
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             # Counted before the worker hears of it: it may have sent all and gone before its proof is read here.
-            with channel._counted():
+            with channel._counted(self.connection):
                 nonce = secrets.token_hex(16)
                 self.connection.settimeout(_CONNECT_TIMEOUT_S)
                 self.wfile.write(f"{nonce}\n".encode())
@@ -107,11 +123,28 @@ def listen(host: str, bind: str, receive: Callable[[Event], None]) -> Iterator[C
         finally:
             server.shutdown()
             thread.join()
+            channel.close()
+
+
+@dataclass(frozen=True)
+class Line:
+    """A worker's end: called with an event, it sends it.
+
+    Args:
+        send: sends an event, or drops it where the driver cannot be reached.
+        fd: becomes readable when the driver has closed the line; None where there is none.
+    """
+
+    send: Callable[[Event], None]
+    fd: int | None = None
+
+    def __call__(self, event: Event) -> None:
+        self.send(event)
 
 
 @contextmanager
-def connect(address: ChannelAddress) -> Iterator[Callable[[Event], None]]:
-    """A function that sends events to the driver; where it cannot be reached, one that drops them."""
+def connect(address: ChannelAddress) -> Iterator[Line]:
+    """A line to the driver."""
     try:
         line = socket.create_connection((address.host, address.port), timeout=_CONNECT_TIMEOUT_S)
         stream = line.makefile("rwb")
@@ -120,7 +153,7 @@ def connect(address: ChannelAddress) -> Iterator[Callable[[Event], None]]:
         stream.flush()
     except OSError as error:
         print(f"tfdist: no live output, the driver cannot be reached: {error}", file=sys.stderr)  # noqa: T201
-        yield lambda _event: None
+        yield Line(lambda _event: None)
         return
     alive = True
 
@@ -135,4 +168,4 @@ def connect(address: ChannelAddress) -> Iterator[Callable[[Event], None]]:
             alive = False
 
     with line, stream:
-        yield send
+        yield Line(send, line.fileno())

@@ -57,11 +57,12 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
-def run_order(order: ChildOrder, event_fd: int) -> int:
+def run_order(order: ChildOrder, event_fd: int, rows_fd: int | None = None) -> int:
     """Run the program of ``order`` in this process; returns the exit status, or waits to be ended after a success."""
     faulthandler.enable(all_threads=False)
     removed: dict[str, str | None] = dict.fromkeys(set(os.environ) - set(order.env))
-    environ.adopt(removed | dict(order.env) | {"TFDIST_EVENT_FD": str(event_fd)})
+    pipes = {"TFDIST_EVENT_FD": str(event_fd), environ.ROWS_FD: None if rows_fd is None else str(rows_fd)}
+    environ.adopt(removed | dict(order.env) | pipes)
     known = set(sys.path)
     sys.path.extend(p for p in order.sys_path if p not in known)
     os.chdir(order.cwd)
@@ -139,11 +140,11 @@ def leave(status: int) -> NoReturn:
 
 
 def main() -> None:
-    """``python -m tfdist.launch.child EVENT_FD PARENT_PID``, the order as JSON on standard input."""
-    event_fd, parent_pid = int(sys.argv[1]), int(sys.argv[2])
+    """``python -m tfdist.launch.child PARENT_PID EVENT_FD [ROWS_FD]``, the order as JSON on standard input."""
+    parent_pid, *fds = map(int, sys.argv[1:])
     die_with_parent(parent_pid)
     order = ChildOrder.from_json(sys.stdin.read())
-    leave(run_order(order, event_fd))
+    leave(run_order(order, *fds))
 
 
 if __name__ == "__main__":

@@ -76,6 +76,11 @@ class TrainingEndedError(RuntimeError):
 _MARK = "tfdist-failure "
 
 
+def spark_message(spark_error: str) -> str:
+    """The text of a Spark error without the lines of the Java stack."""
+    return "\n".join(line for line in spark_error.splitlines() if line.strip() and not line.startswith("\t"))
+
+
 def find_report(spark_error: str) -> Failure | None:
     """The Failure in the text of a Spark error, or None."""
     for line in spark_error.splitlines():

@@ -11,12 +11,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
 from tfdist.config import ComputeConfig
+from tfdist.environ import ROWS_FD
 
 Event = dict[str, Any]
 """A small JSON object that a worker sends while it runs; it has at least ``kind`` and ``rank``."""
 
 # Variables that TensorFlow and CUDA read after import: a warm parent can serve children that differ in them.
-LATE_VARIABLES = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TFDIST_CONTEXT", "TFDIST_EVENT_FD")
+LATE_VARIABLES = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TFDIST_CONTEXT", "TFDIST_EVENT_FD", ROWS_FD)
 
 
 class OnEvent(Protocol):

@@ -13,15 +13,15 @@ from functools import partial
 from typing import Any
 
 from pyspark import InheritableThread
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from tfdist.cluster import split_address
 from tfdist.errors import ConfigError, LaunchError, PreflightError, WorkerError
 from tfdist.launch import preflight
 from tfdist.launch.channel import Channel, ChannelAddress, listen
-from tfdist.launch.failures import cause, find_report, worker_error
+from tfdist.launch.failures import cause, find_report, spark_message, worker_error
 from tfdist.launch.protocol import Event, Failure, LaunchPlan
-from tfdist.launch.supervisor import supervise
+from tfdist.launch.supervisor import supervise, supervise_with_rows
 
 try:
     from spark_tensorflow_distributor import MirroredStrategyRunner as UpstreamRunner
@@ -48,8 +48,10 @@ class BarrierRunner(UpstreamRunner):  # type: ignore[misc]
     environment of the reused Python worker, a port closed before TensorFlow binds it) is replaced.
     """
 
-    def __init__(self, spark: SparkSession, plan: LaunchPlan, channel: ChannelAddress) -> None:
-        self.plan, self._channel = plan, channel
+    def __init__(
+        self, spark: SparkSession, plan: LaunchPlan, channel: ChannelAddress, rows: DataFrame | None = None
+    ) -> None:
+        self.plan, self._channel, self.rows = plan, channel, rows
         logging.getLogger(type(self).__name__).addFilter(_only_warnings)
         super().__init__(
             num_slots=plan.slots,
@@ -61,6 +63,14 @@ class BarrierRunner(UpstreamRunner):  # type: ignore[misc]
 
     def get_num_tasks(self) -> int:
         return self.plan.tasks
+
+    def run(self, train_fn: Any, **kwargs: Any) -> Any:
+        """The results of the chief's task, after the barrier job; the frame's tasks are its own partitions."""
+        if self.rows is None:
+            return super().run(train_fn, **kwargs)
+        self._check_encryption()
+        task = partial(supervise_with_rows, self.plan, train_fn, self._channel)
+        return [bytes(row[0]) for row in self.rows.mapInArrow(task, "result binary", barrier=True).collect()]
 
     def _get_spark_task_program(self, train_fn: Any, **_kwargs: Any) -> Any:
         return partial(supervise, self.plan, train_fn, self._channel)
@@ -77,8 +87,21 @@ class SparkLauncher:
     def __init__(self, spark: SparkSession, startup_timeout_s: float = 120.0) -> None:
         self.spark, self.startup_timeout_s = spark, startup_timeout_s
 
-    def launch(self, program: bytes, plan: LaunchPlan, on_event: Callable[[Event], None]) -> list[bytes]:
+    def launch(
+        self,
+        program: bytes,
+        plan: LaunchPlan,
+        on_event: Callable[[Event], None],
+        rows: DataFrame | None = None,
+    ) -> list[bytes]:
         """Run ``program`` once on each of ``plan.tasks`` workers.
+
+        Args:
+            program: what the workers run.
+            plan: how they are started.
+            on_event: receives their events.
+            rows: a frame of ``plan.tasks`` partitions; each worker gets the rows of one, see
+                ``tfdist.data.spool``.
 
         Returns:
             The bytes that ``program`` returned on each rank, or of the chief only when ``plan.results`` says so.
@@ -95,7 +118,7 @@ class SparkLauncher:
         bind = conf.get("spark.driver.bindAddress", host) or host
         inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         with listen(host, bind, inbox.put) as channel:
-            job = _Job(BarrierRunner(self.spark, plan, channel.address), program, channel, inbox)
+            job = _Job(BarrierRunner(self.spark, plan, channel.address, rows), program, channel, inbox)
             return job.follow(on_event)
 
     def _wait_for_slots(self, tasks: int, on_event: Callable[[Event], None]) -> None:
@@ -173,13 +196,21 @@ class _Job:
 
     def _explain(self) -> Exception:
         assert self.error is not None
-        reported = find_report(str(self.error))
+        text = str(self.error)
+        reported = find_report(text)
         failures = self.failures + ([reported] if reported else [])
+        of_ours = reported is not None or "LaunchError: " in text or self.group in text  # the group: cancelled by us
+        if self.runner.rows is not None and not of_ours:
+            # The plan of the rows failed in Spark's own process; what the workers say follows from that.
+            broken = WorkerError(
+                f"Spark could not compute the rows of the training, or lost a task: {spark_message(text)}"
+            )
+            broken.__cause__ = self.error
+            return broken
         if failures:
             failed = worker_error(cause(failures))
             failed.__cause__ = None
             return failed
-        text = str(self.error)
         handshake = next((line for line in text.splitlines() if "LaunchError: " in line), None)
         if handshake:
             return LaunchError(handshake.partition("LaunchError: ")[2])

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from importlib import metadata
 
+import pyarrow as pa
 from pyspark import BarrierTaskContext
 
 from tfdist.cluster import Roster, WorkerContext, WorkerHello, share_devices, split_address, tf_config
@@ -16,6 +17,7 @@ from tfdist.errors import LaunchError
 from tfdist.launch.channel import ChannelAddress, connect
 from tfdist.launch.devices import visible_devices
 from tfdist.launch.failures import SECONDARY_GRACE_S, TrainingEndedError
+from tfdist.launch.feed import Feed
 from tfdist.launch.ports import reserve_port
 from tfdist.launch.protocol import Failure, LaunchPlan
 from tfdist.launch.warm import WarmOwner
@@ -24,10 +26,35 @@ from tfdist.launch.watch import Watch, scratch_dir
 _MUST_AGREE = ("tfdist", "tensorflow", "tensorflow-cpu", "keras", "numpy")
 
 
+def supervise_with_rows(
+    plan: LaunchPlan, program: bytes, channel: ChannelAddress, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Take part in one training as a Spark barrier task whose rows go to its training process; for ``mapInArrow``.
+
+    Yields:
+        On the chief one row for each result, in the column ``result``.
+
+    Raises:
+        LaunchError: the workers could not meet.
+        TrainingEndedError: the training process ended without a result.
+    """
+    with closing(Feed(batches)) as feed:
+        for results in supervise(plan, program, channel, feed):
+            if results is not None:
+                yield pa.record_batch({"result": pa.array(results, pa.binary())})
+
+
 def supervise(
-    plan: LaunchPlan, program: bytes, channel: ChannelAddress, _rows: Iterator[object]
+    plan: LaunchPlan, program: bytes, channel: ChannelAddress, rows: Feed | Iterator[object]
 ) -> Iterator[list[bytes] | None]:
     """Take part in one training as a Spark barrier task.
+
+    Args:
+        plan: how the training is launched.
+        program: the pickled callable to run.
+        channel: where the driver listens.
+        rows: what the training process gets of the task's rows; other rows than a feed are those of an RDD that only
+            stands for the tasks.
 
     Yields:
         On the chief the bytes that the program returned, of the ranks that ``plan.results`` asks for; None elsewhere.
@@ -36,8 +63,14 @@ def supervise(
         LaunchError: the workers could not meet.
         TrainingEndedError: the training process ended without a result.
     """
+    feed = rows if isinstance(rows, Feed) else None
     task = BarrierTaskContext.get()
     rank = task.partitionId()
+    if len(task.getTaskInfos()) != plan.tasks:
+        raise LaunchError(
+            f"handshake: expected {plan.tasks} tasks, Spark started {len(task.getTaskInfos())}, one for each partition "
+            "of the rows, which were counted before; cache() the frame, so that its partitions stay the same"
+        )
     host, _ = split_address(task.getTaskInfos()[rank].address)
     with reserve_port() as port, connect(channel) as send, scratch_dir(plan.run_id, rank) as scratch:
         hello = WorkerHello(rank, host, port, _versions(), _devices(task, plan, rank))
@@ -49,8 +82,13 @@ def supervise(
             env["TF_CONFIG"] = tf_config(roster, rank)
         # The parent of a Spark Python worker is the daemon (or executor) that lives as long as the executor.
         owner = WarmOwner(os.getppid(), plan.application) if plan.warm else None
-        with closing(Watch(plan, program, context, hello, env, owner)) as watch:
-            outcome = watch.until_done(send)
+        watch = Watch(plan, program, context, hello, env, owner, None if feed is None else feed.theirs)
+        with closing(watch):
+            if feed is not None:
+                feed.start(watch.child.kill)
+            outcome = watch.until_done(send, send.fd)
+            if feed is not None:
+                feed.check()
             if isinstance(outcome, Failure):
                 send({"kind": "failed", "rank": rank, "failure": outcome.to_json()})
                 if outcome.secondary:
@@ -59,6 +97,8 @@ def supervise(
             # Nobody leaves before all are done; see child.stay_for_peers.
             shared = outcome if plan.results == "all" else b""
             gathered = task.allGather(base64.b64encode(shared).decode())
+            if feed is not None:
+                feed.stop()
     if rank == 0:
         yield [base64.b64decode(text) for text in gathered] if plan.results == "all" else [outcome]
     else:

@@ -5,8 +5,9 @@ application and start-up environment serves every launch of all executors there.
 that only this user can enter, and ends when the last of its owners (the executors, or the driver of local processes)
 has ended or when nobody asked for anything for a while.
 
-One connection is one child: the client sends the order and the child's output and event pipes; the server answers the
-pid and later the exit status. A closed connection kills the child, so that a child never outlives its supervisor.
+One connection is one child: the client sends the order and the child's output and event pipes, with the socket of its
+rows where it gets any; the server answers the pid and later the exit status. A closed connection kills the child, so
+that a child never outlives its supervisor.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fcntl import LOCK_EX, flock
@@ -36,6 +37,7 @@ from tfdist.launch.protocol import LATE_VARIABLES
 
 IDLE_TIMEOUT_S = 600.0
 _LENGTH = struct.Struct("!Q")
+_MOST_FDS = 3
 # Variables that change from call to call and that nothing reads while it is imported.
 _VOLATILE = ("PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES")
 _started: list[subprocess.Popen[bytes]] = []
@@ -111,15 +113,20 @@ class WarmChild:
                 os.kill(self.pid, signal.SIGKILL)
 
 
-def fork_child(order: ChildOrder, output_fd: int, event_fd: int, owner: WarmOwner) -> WarmChild:
+def fork_child(order: ChildOrder, fds: Sequence[int], owner: WarmOwner) -> WarmChild:
     """Fork a training process from the warm parent of this host, starting that parent first where there is none.
+
+    Args:
+        order: what it runs.
+        fds: its output, its events, and its rows where it gets any.
+        owner: on whose behalf the parent lives.
 
     Raises:
         OSError: the warm parent cannot be started or reached.
     """
     address = runtime_dir() / f"{identity(order.env, owner.application)}.sock"
     connection = _connect(address, order.env, owner.pid)
-    socket.send_fds(connection, [b"\0"], [output_fd, event_fd])
+    socket.send_fds(connection, [b"\0"], fds)
     _send(connection, str(owner.pid).encode())
     _send(connection, order.to_json().encode())
     answer = _receive(connection)
@@ -206,9 +213,9 @@ class _Server:
 
     def _accept(self, _fd: int) -> None:
         connection, _address = self.listener.accept()
-        _, fds, _, _ = socket.recv_fds(connection, 1, 2)
+        _, fds, _, _ = socket.recv_fds(connection, 1, _MOST_FDS)
         owner, content = _receive(connection), _receive(connection)
-        if owner is None or content is None or len(fds) != 2 or not self.claimed_by(int(owner)):
+        if owner is None or content is None or len(fds) < 2 or not self.claimed_by(int(owner)):
             for fd in fds:
                 os.close(fd)
             connection.close()
@@ -217,7 +224,7 @@ class _Server:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._become_child(order, fds[0], fds[1], parent)
+            self._become_child(order, fds, parent)
         for fd in fds:
             os.close(fd)
         pidfd = os.pidfd_open(pid)
@@ -247,8 +254,8 @@ class _Server:
         if not self.owners:
             self.stop()
 
-    def _become_child(self, order: ChildOrder, output_fd: int, event_fd: int, parent: int) -> NoReturn:
-        status = 1
+    def _become_child(self, order: ChildOrder, fds: Sequence[int], parent: int) -> NoReturn:
+        status, (output_fd, *others) = 1, fds
         try:
             die_with_parent(parent)
             for fd in (self.listener.fileno(), *self.owners.values(), *self.children):
@@ -259,7 +266,7 @@ class _Server:
             os.dup2(output_fd, 1)
             os.dup2(output_fd, 2)
             os.close(output_fd)
-            status = run_order(order, event_fd)
+            status = run_order(order, *others)
         finally:
             leave(status)
         raise AssertionError("unreachable")

@@ -7,12 +7,13 @@ import os
 import selectors
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,23 +65,25 @@ class ColdChild:
         self.process.kill()  # does nothing to a process that has been waited for
 
 
-def start_child(order: ChildOrder, output_fd: int, event_fd: int, *, warm_owner: WarmOwner | None) -> Child:
+def start_child(order: ChildOrder, output_fd: int, fds: Sequence[int], *, warm_owner: WarmOwner | None) -> Child:
     """Start the training process of ``order``: forked from the warm parent of ``warm_owner``, or cold for None.
+
+    It gets ``fds``: the pipe of its events, then the socket of its rows where there is one.
 
     The result does not depend on which; only the seconds do. Where the warm parent cannot be had it starts cold.
     """
     if warm_owner is not None:
         try:
-            return fork_child(order, output_fd, event_fd, warm_owner)
+            return fork_child(order, [output_fd, *fds], warm_owner)
         except OSError as error:
             print(f"tfdist: no warm start ({error}); starting cold", file=sys.stderr)  # noqa: T201
     process = subprocess.Popen(
-        [sys.executable, "-m", "tfdist.launch.child", str(event_fd), str(os.getpid())],
+        [sys.executable, "-m", "tfdist.launch.child", str(os.getpid()), *map(str, fds)],
         env={**order.env, "PYTHONPATH": os.pathsep.join(p for p in order.sys_path if p)},
         stdin=subprocess.PIPE,
         stdout=output_fd,
         stderr=output_fd,
-        pass_fds=[event_fd],
+        pass_fds=fds,
         start_new_session=True,
     )
     assert process.stdin is not None
@@ -116,6 +119,7 @@ class Watch:
         hello: how the worker introduced itself; its rank and host name the failures.
         env: variables that are this worker's alone (TF_CONFIG, devices).
         warm_owner: on whose behalf a warm parent lives; None starts cold.
+        rows: the socket on which it gets rows, or None.
     """
 
     def __init__(
@@ -126,6 +130,7 @@ class Watch:
         hello: WorkerHello,
         env: Mapping[str, str],
         warm_owner: WarmOwner | None,
+        rows: socket.socket | None = None,
     ) -> None:
         assert context.scratch_dir is not None
         self.plan, self.context, self.hello = plan, context, hello
@@ -139,23 +144,28 @@ class Watch:
         )
         self.output, output_w = os.pipe()
         self.events, events_w = os.pipe()
+        fds = [events_w, *([] if rows is None else [rows.fileno()])]
         try:
-            self.child = start_child(order, output_w, events_w, warm_owner=warm_owner)
+            self.child = start_child(order, output_w, fds, warm_owner=warm_owner)
         finally:
             os.close(output_w)
             os.close(events_w)
         self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.status: int | None = None
 
-    def until_done(self, send: Callable[[Event], None]) -> bytes | Failure:
+    def until_done(self, send: Callable[[Event], None], driver_fd: int | None = None) -> bytes | Failure:
         """Relay until the program has returned or its process has ended.
 
         After a success the process stays: its peers may still be in a collective with it. ``close()`` ends it.
 
+        Args:
+            send: receives the events.
+            driver_fd: becomes readable when the driver has ended the run, which ends the process.
+
         Returns:
             The bytes that the program returned, or why there are none.
         """
-        self._relay(send)
+        self._relay(send, driver_fd)
         result = self.scratch / RESULT
         return result.read_bytes() if result.exists() else self._failure(self.close())
 
@@ -168,7 +178,7 @@ class Watch:
             os.close(self.events)
         return self.status
 
-    def _relay(self, send: Callable[[Event], None]) -> None:
+    def _relay(self, send: Callable[[Event], None], driver_fd: int | None) -> None:
         sampler = _Sampler(self.child.pid)
         next_sample = time.monotonic() + self.plan.sample_every_s
         lines, events = _LineReader(self.output), _LineReader(self.events)
@@ -197,7 +207,14 @@ class Watch:
             else:
                 send(event)
 
+        def on_driver_gone() -> None:
+            assert driver_fd is not None
+            selector.unregister(driver_fd)
+            self.child.kill()
+
         with selector:
+            if driver_fd is not None:
+                selector.register(driver_fd, selectors.EVENT_READ, on_driver_gone)
             selector.register(self.output, selectors.EVENT_READ, lambda: drain(lines, on_line))
             selector.register(self.events, selectors.EVENT_READ, lambda: drain(events, on_event))
             selector.register(self.child.fileno(), selectors.EVENT_READ, None)

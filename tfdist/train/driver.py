@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.config import ComputeConfig, FitConfig
-from tfdist.data import Handle
+from tfdist.data import Handle, Stream
 from tfdist.errors import ConfigError, DivergenceError
 from tfdist.launch.local import LocalLauncher
 from tfdist.launch.program import dump_program
 from tfdist.launch.protocol import Event, LaunchPlan, OnEvent, new_run_id
 from tfdist.train.console import print_event
 from tfdist.train.publish import announced
-from tfdist.train.task import BuildCallbacks, BuildModel, FitTask
+from tfdist.train.task import BuildCallbacks, BuildModel, FitTask, TrainingData
 from tfdist.train.worker import fit_on_worker
 
 
@@ -55,7 +55,7 @@ class FitResult:
 
 def fit(
     build_model: BuildModel,
-    train: Handle,
+    train: Handle | Stream,
     *,
     validation: Handle | None = None,
     compute: ComputeConfig | None = None,
@@ -68,7 +68,7 @@ def fit(
 
     Args:
         build_model: called with the schema of ``train`` on every worker, inside the strategy; returns a compiled model.
-        train: the training rows, with a label.
+        train: the training rows, with a label; of a stream with ``launcher="spark"`` only.
         validation: rows to evaluate after each epoch.
         compute: where to run; by default one slot.
         fit: how to train.
@@ -89,13 +89,15 @@ def fit(
     _check_arguments(build_model, train, validation, callbacks)
     compute = _with_rows_for_all(compute, train)
     run_id = new_run_id()
-    task = FitTask(build_model, train, validation, compute, fit, callbacks, _output_dir(fit, train, run_id))
-    _check(task)
+    output_dir = _output_dir(fit, train, run_id)
+    _check(train, validation, compute, fit, output_dir)
+    data, rows = _for_workers(train, compute, fit)
+    task = FitTask(build_model, data, validation, compute, fit, callbacks, output_dir)
     program = dump_program(partial(_fit_as_json, task), "build_model and callbacks")
     log = _RunLog(on_event or print_event)
     launched = time.perf_counter()
     with announced(task.output_dir, run_id):
-        texts = launch(program, compute, LaunchPlan.of(compute, run_id, results="all"), spark, log)
+        texts = launch(program, compute, LaunchPlan.of(compute, run_id, results="all"), spark, log, rows)
     total_s = time.perf_counter() - launched
     outcomes = [json.loads(text) for text in texts]
     if len({o["digest"] for o in outcomes}) != 1:
@@ -118,9 +120,14 @@ def fit(
 
 
 def launch(
-    program: bytes, compute: ComputeConfig, plan: LaunchPlan, spark: Any, on_event: Callable[[Event], None]
+    program: bytes,
+    compute: ComputeConfig,
+    plan: LaunchPlan,
+    spark: Any,
+    on_event: Callable[[Event], None],
+    rows: Any = None,
 ) -> list[bytes]:
-    """Run ``program`` on the workers that ``compute`` asks for.
+    """Run ``program`` on the workers that ``compute`` asks for, which get the partitions of the frame ``rows``.
 
     Raises:
         ConfigError: the Spark launcher was asked for and there is no session.
@@ -129,7 +136,8 @@ def launch(
         return LocalLauncher().launch(program, plan, on_event)
     from tfdist.launch.spark import SparkLauncher, active_session
 
-    return SparkLauncher(spark or active_session(), compute.startup_timeout_s).launch(program, plan, on_event)
+    session = spark or (active_session() if rows is None else rows.sparkSession)
+    return SparkLauncher(session, compute.startup_timeout_s).launch(program, plan, on_event, rows)
 
 
 class _RunLog:
@@ -149,18 +157,25 @@ def _fit_as_json(task: FitTask) -> bytes:
     return json.dumps(fit_on_worker(task)).encode()
 
 
-def _output_dir(fit: FitConfig, train: Handle, run_id: str) -> Path:
+def _output_dir(fit: FitConfig, train: Handle | Stream, run_id: str) -> Path:
     if fit.output_dir is not None:
         return Path(fit.output_dir).absolute()
     return train.model_root / run_id
 
 
 def _check_arguments(build_model: Any, train: Any, validation: Any, callbacks: Any) -> None:
-    problems = [
-        f"{name}: expected the handle of tfdist.data.from_dataframe or from_parquet, got {type(given).__qualname__}"
-        for name, given in (("train", train), ("validation", validation))
-        if not isinstance(given, Handle) and not (name == "validation" and given is None)
-    ]
+    problems = []
+    if not isinstance(train, Handle | Stream):
+        problems.append(
+            "train: expected the handle of tfdist.data.from_dataframe or from_parquet, or a tfdist.data.stream, got "
+            f"{type(train).__qualname__}"
+        )
+    if not isinstance(validation, Handle | None):
+        hint = "; it is read anew after each epoch, and a job has one stream: use from_dataframe for it"
+        problems.append(
+            "validation: expected the handle of tfdist.data.from_dataframe or from_parquet, got "
+            f"{type(validation).__qualname__}{hint if isinstance(validation, Stream) else ''}"
+        )
     if not callable(build_model):
         problems.append(f"build_model: expected a function of the schema, got {type(build_model).__qualname__}")
     if callbacks is not None and not callable(callbacks):
@@ -172,7 +187,12 @@ def _check_arguments(build_model: Any, train: Any, validation: Any, callbacks: A
         raise ConfigError(problems)
 
 
-def _with_rows_for_all(compute: ComputeConfig, train: Handle) -> ComputeConfig:
+def _for_workers(train: Handle | Stream, compute: ComputeConfig, fit: FitConfig) -> tuple[TrainingData, Any]:
+    """What the workers are told of the data, and the frame whose partitions Spark hands to them, if any."""
+    return (train, None) if isinstance(train, Handle) else train.dealt(compute.slots, fit.global_batch, fit.epochs)
+
+
+def _with_rows_for_all(compute: ComputeConfig, train: Handle | Stream) -> ComputeConfig:
     """As many workers as there are rows at most: a worker without a row has nothing to normalise by."""
     slots = min(compute.slots, max(train.rows, 1))
     if slots < compute.slots:
@@ -182,25 +202,36 @@ def _with_rows_for_all(compute: ComputeConfig, train: Handle) -> ComputeConfig:
     return replace(compute, slots=slots)
 
 
-def _check(task: FitTask) -> None:
+def _check(
+    train: Handle | Stream, validation: Handle | None, compute: ComputeConfig, fit: FitConfig, output_dir: Path
+) -> None:
     problems = []
-    slots = task.compute.slots
-    if task.train.schema.label is None:
-        problems.append("train: expected a label; name it with from_dataframe(..., label=...)")
-    if task.fit.global_batch < slots:
+    slots = compute.slots
+    if compute.launcher == "local" and isinstance(train, Stream):
         problems.append(
-            f"fit.global_batch: expected at least a row for each of {slots} workers, got {task.fit.global_batch}"
+            "train: a stream is handed to the workers by Spark, got compute.launcher='local'; use from_dataframe, or "
+            "launcher='spark'"
         )
-    empty = (name for name, data in (("train", task.train), ("validation", task.validation)) if data and not data.rows)
+    if fit.drop_remainder and isinstance(train, Stream):
+        problems.append(
+            "fit.drop_remainder: a stream has no remainder, its rows are spread evenly over the steps; leave it out"
+        )
+    if train.schema.label is None:
+        problems.append("train: expected a label; name it with from_dataframe(..., label=...)")
+    if fit.global_batch < slots:
+        problems.append(
+            f"fit.global_batch: expected at least a row for each of {slots} workers, got {fit.global_batch}"
+        )
+    empty = (name for name, data in (("train", train), ("validation", validation)) if data and not data.rows)
     problems += [f"{name}: expected at least a row, got an empty data set; check its filters" for name in empty]
-    if task.validation is not None and task.validation.element_spec_text != task.train.element_spec_text:
-        wanted, got = task.train.element_spec_text.splitlines(), task.validation.element_spec_text.splitlines()
+    if validation is not None and validation.element_spec_text != train.element_spec_text:
+        wanted, got = train.element_spec_text.splitlines(), validation.element_spec_text.splitlines()
         missing, other = (", ".join(x for x in a if x not in b) for a, b in ((wanted, got), (got, wanted)))
         problems.append(
             f"validation: expected the columns and tensors of train ({missing or 'in that order'}), got "
             f"{other or 'fewer'}; dtypes decides how arrays are laid out"
         )
-    if task.output_dir.is_file():
-        problems.append(f"fit.output_dir: expected a folder, got the file {task.output_dir}")
+    if output_dir.is_file():
+        problems.append(f"fit.output_dir: expected a folder, got the file {output_dir}")
     if problems:
         raise ConfigError(problems)

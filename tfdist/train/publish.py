@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tfdist.data import Handle
 from tfdist.errors import ConfigError
+from tfdist.train.task import TrainingData
 
 MODEL, SCHEMA, TRANSFORM = "model.keras", "schema.json", "transform.pkl"
 
 
-def publish(model_file: Path, data: Handle, output_dir: Path) -> Path:
+def publish(model_file: Path, data: TrainingData, output_dir: Path) -> Path:
     """Put a saved model, the schema of its data and their transform in ``output_dir``, replacing an older one.
 
     Each file appears at once under its name; a reader never sees half of one.

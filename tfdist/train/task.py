@@ -5,16 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tfdist.config import ComputeConfig, FitConfig
 from tfdist.data import Handle, Schema
+from tfdist.data.handle import Shuffle
 
 BuildModel = Callable[[Schema], Any]
 """Returns a compiled Keras model for the schema of the training data; called on every worker, inside the strategy."""
 
 BuildCallbacks = Callable[[], Sequence[Any]]
 """Returns Keras callbacks; called on every worker."""
+
+
+class TrainingData(Protocol):
+    """The training rows as a worker gets them: a :class:`Handle`, or what is dealt out of a stream."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def schema(self) -> Schema: ...
+
+    @property
+    def transform(self) -> Callable[[Any], Any] | None: ...
+
+    def steps(self, global_batch: int, drop_remainder: bool = False) -> int: ...
+
+    def to_tf(self, *, global_batch: int, shuffle: Shuffle, seed: int, repeat: bool, drop_remainder: bool) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -32,7 +50,7 @@ class FitTask:
     """
 
     build_model: BuildModel
-    train: Handle
+    train: TrainingData
     validation: Handle | None
     compute: ComputeConfig
     fit: FitConfig
