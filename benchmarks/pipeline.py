@@ -12,7 +12,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -42,18 +44,31 @@ def raw_scan(handle: Handle) -> int:
     return sum(file.read_row_group(i, use_threads=True).num_rows for i in range(file.metadata.num_row_groups))
 
 
-def reader(handle: Handle, batch: int, shuffle: bool) -> int:
-    """The part before TensorFlow."""
-    from tfdist.data.reader import Blocks, Reading
-
-    blocks = Blocks(Reading(handle.manifest, batch, shuffle=shuffle), 0)
-    return sum(blocks[i].steps * blocks[i].rows for i in range(len(blocks)))
+Contender = Callable[[], int]
 
 
-def pipeline(handle: Handle, batch: int, shuffle: bool) -> int:
+def batches(dataset: Any) -> int:
     """Every batch drawn by TensorFlow, as the traced step of ``model.fit`` draws them."""
-    dataset = handle.to_tf(global_batch=batch, shuffle=shuffle)
     return int(dataset.reduce(np.int64(0), lambda rows, batch: rows + tf.size(batch[1], tf.int64)))
+
+
+def contenders_of(handle: Handle, batch: int) -> dict[str, Contender]:
+    """From the files the reader is made anew each time; from the cache it stays, as over the epochs of a training."""
+    filled: dict[str, Any] = {
+        "from the cache, in order": handle.to_tf(global_batch=batch, shuffle=False, cache=True),
+        "from the cache, shuffled": handle.to_tf(global_batch=batch),
+    }
+    return {
+        "in order": lambda: batches(handle.to_tf(global_batch=batch, shuffle=False)),
+        "pool": lambda: batches(handle.to_tf(global_batch=batch, shuffle="pool")),
+        **{name: partial(batches, dataset) for name, dataset in filled.items()},
+    }
+
+
+def spread(handle: Handle, batch: int) -> float:
+    """How much more the means of shuffled batches of sorted rows spread than those of a perfect shuffle."""
+    means = [float(tf.reduce_mean(tf.cast(label, tf.float64))) for _, label in handle.to_tf(global_batch=batch)]
+    return float(np.std(means[:-1]) / (handle.rows / np.sqrt(12 * batch)))
 
 
 def measure(contender: Callable[[], int], rows: int) -> tuple[float, float]:
@@ -69,16 +84,12 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=5_000_000)
     parser.add_argument("--row-group", type=int, default=32768)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--stages", action="store_true", help="also the part before TensorFlow")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         handle = write(Path(folder), arguments.rows, arguments.row_group)
-        contenders: dict[str, Callable[[], int]] = {"raw scan": lambda: raw_scan(handle)}
+        contenders: dict[str, Contender] = {"raw scan": lambda: raw_scan(handle)}
         for batch in (4096, 256):
-            for shuffle, order in ((False, "in order"), (True, "shuffled")):
-                if arguments.stages:
-                    contenders[f"reader, {order}, {batch}"] = lambda b=batch, s=shuffle: reader(handle, b, s)
-                contenders[f"{order}, batch {batch}"] = lambda b=batch, s=shuffle: pipeline(handle, b, s)
+            contenders |= {f"{name}, batch {batch}": call for name, call in contenders_of(handle, batch).items()}
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for turn in range(arguments.turns + 1):
@@ -88,14 +99,19 @@ def main() -> None:
                     times[name].append(took)
         peak_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     print(f"{arguments.rows:,} rows, row groups of {arguments.row_group:,}, median of {arguments.turns} turns")
-    print(f"{'':28} {'M rows/s':>9} {'range':>15} {'CPU ns/row':>11} {'of raw scan':>12}")
+    print(f"{'':36} {'M rows/s':>9} {'range':>15} {'CPU ns/row':>11} {'of raw scan':>12}")
     raw = statistics.median(wall for wall, _ in times["raw scan"])
     for name, took in times.items():
         walls = sorted(wall for wall, _ in took)
         wall, cpu = statistics.median(walls), statistics.median(c for _, c in took)
         speeds = [arguments.rows / w / 1e6 for w in (wall, walls[-1], walls[0])]
         span = f"{speeds[1]:.1f} - {speeds[2]:.1f}"
-        print(f"{name:28} {speeds[0]:9.2f} {span:>15} {cpu / arguments.rows * 1e9:11.1f} {raw / wall:12.2f}")
+        print(f"{name:36} {speeds[0]:9.2f} {span:>15} {cpu / arguments.rows * 1e9:11.1f} {raw / wall:12.2f}")
+    with tempfile.TemporaryDirectory() as folder:
+        table = pa.table({"x": np.zeros(arguments.rows, np.float32), "row": np.arange(arguments.rows)})
+        pq.write_table(table, Path(folder) / "part.parquet", row_group_size=arguments.row_group)
+        quality = spread(from_parquet(folder, label="row"), 4096)
+    print(f"spread of the means of shuffled batches of sorted rows over the ideal: {quality:.2f}")
     print(f"peak memory over the start, all contenders: {peak_mib:.0f} MiB")
 
 
