@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pyspark.sql import SparkSession
 
 from tfdist.data import Schema
-from tfdist.data.schema import Column
+from tfdist.data.column import Column
 from tfdist.errors import ConfigError, DataError, UnsupportedVersionError
 from tfdist.launch import preflight
 from tfdist.strategies.versions import check_keras_version

@@ -38,8 +38,8 @@ class ColumnModel:
         import pyarrow as pa
 
         from tfdist.data import batch_from_arrow
-        from tfdist.data.columns import rows_kept
         from tfdist.data.pipeline import as_tensors
+        from tfdist.data.tables import rows_kept
 
         table = pa.Table.from_pandas(data, preserve_index=False)
         kept = rows_kept(table, self.schema)

@@ -1,7 +1,9 @@
-"""Small data sets for tests, made without Spark."""
+"""What tests need: small data sets made without Spark, and the place of a worker."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tfdist.cluster import WorkerContext, enter_training
 from tfdist.data.handle import Handle
 from tfdist.data.parquet import from_parquet
 
@@ -60,3 +63,13 @@ def tiny_parquet(
     if not choice:
         choice = {"label": "label", "features": [f"x{i}" for i in range(columns)] + ["kind"]}
     return from_parquet(folder, **choice)
+
+
+@contextmanager
+def as_worker(rank: int, world: int) -> Iterator[None]:
+    """In the block this process is worker ``rank`` of ``world``, so that ``Handle.to_tf`` gives that worker's share."""
+    before = enter_training(WorkerContext(rank=rank, world_size=world))
+    try:
+        yield
+    finally:
+        enter_training(before)

@@ -6,8 +6,6 @@ import functools
 import itertools
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from tfdist.cluster import WorkerContext, enter_training
 from tfdist.data import Handle, from_parquet
 from tfdist.data.pipeline import one_after_another
 from tfdist.data.rowgroups import RowGroups
@@ -26,16 +23,7 @@ from tfdist.errors import ConfigError, DataError
 from tfdist.launch.local import LocalLauncher
 from tfdist.launch.program import dump_program
 from tfdist.launch.protocol import LaunchPlan, new_run_id
-from tfdist.testing import tiny_parquet
-
-
-@contextmanager
-def worker(rank: int, world: int) -> Iterator[None]:
-    before = enter_training(WorkerContext(rank=rank, world_size=world))
-    try:
-        yield
-    finally:
-        enter_training(before)
+from tfdist.testing import as_worker, tiny_parquet
 
 
 def write(folder: Path, groups: list[int], **choice: Any) -> Handle:
@@ -101,7 +89,7 @@ def test_the_shares_of_the_workers_make_up_the_global_batches(handle: Handle, wo
     whole = rows_of(handle.to_tf(global_batch=90, shuffle=shuffle, lanes=30))
     shares = []
     for rank in range(world):
-        with worker(rank, world):
+        with as_worker(rank, world):
             shares.append(rows_of(handle.to_tf(global_batch=90, shuffle=shuffle, lanes=30)))
             assert handle.steps(90) == len(whole)
     assert [list(itertools.chain(*parts)) for parts in zip(*shares, strict=True)] == whole
@@ -117,7 +105,7 @@ def test_any_layout_of_row_groups_gives_every_worker_rows(
     handle = write(tmp_path, groups)
     shares = []
     for rank in range(world):
-        with worker(rank, world):
+        with as_worker(rank, world):
             shares.append(rows_of(handle.to_tf(global_batch=batch)))
     assert len({len(steps) for steps in shares}) == 1
     assert all(rows for steps in shares for rows in steps)
@@ -127,7 +115,7 @@ def test_any_layout_of_row_groups_gives_every_worker_rows(
 def test_fewer_rows_than_workers_are_refused_before_reading(tmp_path: Path) -> None:
     """Three rows cannot feed four workers: refused when the pipeline is made, with both numbers."""
     handle = write(tmp_path, [3])
-    with worker(0, 4), pytest.raises(ConfigError, match="4 workers, got 3 rows"):
+    with as_worker(0, 4), pytest.raises(ConfigError, match="4 workers, got 3 rows"):
         handle.to_tf(global_batch=8)
 
 
@@ -185,7 +173,7 @@ def test_ragged_rows_stay_whole_in_every_order(tmp_path: Path, world: int, shuff
     assert handle.schema.describe().splitlines() == ["words: string[*]", "nested: int64[*, *]", "label row: int64[]"]
     read = []
     for rank in range(world):
-        with worker(rank, world):
+        with as_worker(rank, world):
             for features, label in handle.to_tf(global_batch=48, seed=2, shuffle=shuffle):
                 for row, words, inner in zip(
                     label.numpy().tolist(), features["words"].to_list(), features["nested"].to_list(), strict=True

@@ -7,7 +7,6 @@ import gzip
 import itertools
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -21,21 +20,12 @@ from pyspark.ml.linalg import Vectors
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from tfdist.cluster import WorkerContext, enter_training
 from tfdist.data import from_dataframe, read_tfrecords, write_tfrecords
 from tfdist.data.examples import decode
 from tfdist.data.features import feature_to_read
 from tfdist.data.records import Record, record_files, records
 from tfdist.errors import ConfigError, DataError
-
-
-@contextmanager
-def worker(rank: int, world: int) -> Iterator[None]:
-    before = enter_training(WorkerContext(rank=rank, world_size=world))
-    try:
-        yield
-    finally:
-        enter_training(before)
+from tfdist.testing import as_worker
 
 
 def example(**features: Any) -> bytes:
@@ -46,7 +36,7 @@ def example(**features: Any) -> bytes:
         if values is not None:
             kind = {int: place.int64_list, float: place.float_list, bytes: place.bytes_list}[type(values[0])]
             kind.value.extend(values)
-    return message.SerializeToString()
+    return message.SerializeToString(deterministic=True)
 
 
 def write_file(path: Path, contents: list[bytes], compression: str = "") -> Path:
@@ -312,7 +302,7 @@ def test_a_record_that_does_not_fit_is_named(wanted: str, features: dict[str, An
         decode([Record("f", 0, 0, example()), Record("f", 1, 9, example(**features))], [feature], closed=True)
 
 
-@pytest.mark.parametrize("content", [b"hello", tf.train.SequenceExample().SerializeToString() + b"\x12\x00"])
+@pytest.mark.parametrize("content", [b"hello", tf.train.SequenceExample().SerializeToString(deterministic=True) + b"\x12\x00"])
 def test_records_of_another_message_are_refused(content: bytes) -> None:
     """Bytes that are no tf.train.Example, a SequenceExample among them, never come out as rows of nulls."""
     with pytest.raises(DataError, match=r"^f, record 0 at byte 0: expected a tf.train.Example"):
@@ -360,7 +350,7 @@ def test_two_workers_train_on_each_row_once(spark: SparkSession, tmp_path: Path,
     def shares(shuffle: bool) -> list[list[list[tuple[int, int]]]]:
         found = []
         for rank in range(2):
-            with worker(rank, 2):
+            with as_worker(rank, 2):
                 batches = handle.to_tf(global_batch=8, shuffle=shuffle, seed=1)
                 found.append([list(zip(b["file"].numpy(), b["row"].numpy(), strict=True)) for b in batches])
         return found

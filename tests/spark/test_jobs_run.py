@@ -131,7 +131,7 @@ def test_a_job_is_one_finished_run_with_one_point_per_step(done: Done) -> None:
 def test_the_logged_model_predicts_from_raw_columns(done: Done, monkeypatch: pytest.MonkeyPatch) -> None:
     """``mlflow.pyfunc.load_model`` gives a model with a signature that takes raw columns and predicts as ours does."""
     monkeypatch.chdir(done.folder)
-    mlflow.set_tracking_uri("sqlite:///mlflow.db")
+    mlflow.set_tracking_uri(f"sqlite:///{done.folder / 'mlflow.db'}")
     (output,) = done.run.outputs.model_outputs
     model = mlflow.pyfunc.load_model(f"models:/{output.model_id}")
     assert [(column.name, column.type.name) for column in model.metadata.signature.inputs] == [

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tfdist.data import Schema, batch_from_arrow, from_dataframe, from_parquet, lengths
-from tfdist.data.schema import Field
+from tfdist.data.fields import Field
 from tfdist.errors import ConfigError, DataError
 
 

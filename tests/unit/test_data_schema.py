@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfdist.data import Schema, batch_from_arrow, from_parquet
-from tfdist.data.columns import rows_kept
+from tfdist.data.fields import Field
 from tfdist.data.manifest import Fragment, Manifest
-from tfdist.data.schema import Field
+from tfdist.data.tables import rows_kept
 from tfdist.errors import ConfigError, DataError
 from tfdist.testing import tiny_parquet
 

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tfdist.data.shards import Epoch, Mixing, Share, lane_count, permuted, plan_batches
+from tfdist.data.batches import Share, lane_count, plan_batches
+from tfdist.data.permutation import permuted
+from tfdist.data.shards import Epoch, Mixing
 from tfdist.errors import ConfigError
 
 GROUPS = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(lambda g: sum(g) > 0)

@@ -12,7 +12,8 @@ import pytest
 
 from tfdist import environ
 from tfdist.data.dealt import POOL_BYTES, Dealt, Order
-from tfdist.data.schema import Field, Schema
+from tfdist.data.fields import Field
+from tfdist.data.schema import Schema
 from tfdist.data.spool import Spool
 from tfdist.errors import ConfigError, DataError
 from tfdist.launch.feed import Feed

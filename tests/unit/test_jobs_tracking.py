@@ -20,8 +20,9 @@ from tfdist_jobs.validation import validated
 def uri(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A store of its own, with its artifacts beside it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("tracking"))
-        yield "sqlite:///mlflow.db"
+        folder = tmp_path_factory.mktemp("tracking")
+        patch.chdir(folder)
+        yield f"sqlite:///{folder / 'mlflow.db'}"  # MLflow keeps a store by its address as long as the process lives
 
 
 def spec_for(uri: str, experiment: str, **changes: Any) -> JobSpec:

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from tfdist.data.cache import cached_data as cached_data
     from tfdist.data.cache import delete_data as delete_data
     from tfdist.data.cache import delete_expired as delete_expired
-    from tfdist.data.columns import batch_from_arrow as batch_from_arrow
     from tfdist.data.handle import Handle as Handle
     from tfdist.data.images import decode_images as decode_images
     from tfdist.data.materialize import from_dataframe as from_dataframe
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from tfdist.data.schema import Schema as Schema
     from tfdist.data.streaming import Stream as Stream
     from tfdist.data.streaming import stream as stream
+    from tfdist.data.tables import batch_from_arrow as batch_from_arrow
     from tfdist.data.tfrecord import read_tfrecords as read_tfrecords
     from tfdist.data.tfrecord import write_tfrecords as write_tfrecords
     from tfdist.data.transform import per_row as per_row
@@ -28,7 +28,7 @@ _HOMES = {
     "Handle": "tfdist.data.handle",
     "Schema": "tfdist.data.schema",
     "Stream": "tfdist.data.streaming",
-    "batch_from_arrow": "tfdist.data.columns",
+    "batch_from_arrow": "tfdist.data.tables",
     "cached_data": "tfdist.data.cache",
     "decode_images": "tfdist.data.images",
     "delete_data": "tfdist.data.cache",

@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tfdist.data.columns import values_of
+from tfdist.data.arrow import values_of
+from tfdist.data.column import Column
 from tfdist.data.facts import Facts
-from tfdist.data.schema import Column, Schema
+from tfdist.data.schema import Schema
 from tfdist.data.types import decimal_digits, element_type, tensor_type
 
 

@@ -8,15 +8,12 @@ from typing import Any
 import numpy as np
 
 from tfdist.data.handle import Shuffle
+from tfdist.data.permutation import generator, keys_of, permuted, run_rows
 from tfdist.data.schema import Schema
-from tfdist.data.shards import permuted
 from tfdist.errors import ConfigError
 
 POOL_BYTES = 16 * 2**20
 """Memory of the rows of a worker that are mixed with each other."""
-
-_RUN_BYTES = 4096  # a page of the file from which later epochs are read
-_RUN_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -146,13 +143,8 @@ class Order:
         if not self.shuffle:
             return places
         if epoch and self.shuffle is True:  # by then all rows are here: from everywhere, in runs that lie together
-            size = max(1, min(_RUN_ROWS, _RUN_BYTES // self.row_bytes, self.steps_per_pool // 2))
+            size = run_rows(self.row_bytes, self.steps_per_pool)
             runs = np.arange(start // size, -(-stop // size))
-            keys = _generator(self.seed, epoch, self.rank).integers(0, 2**63, size=4, dtype=np.uint64)
-            runs = permuted(runs, self.rows // size, keys)
+            runs = permuted(runs, self.rows // size, keys_of(self.seed, epoch, self.rank))
             places = runs[places // size - start // size] * size + places % size
-        return _generator(self.seed, epoch, self.rank, pool).permutation(places)
-
-
-def _generator(*key: int) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
+        return generator(self.seed, epoch, self.rank, pool).permutation(places)

@@ -10,7 +10,8 @@ import pyspark.sql.functions as F
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 
-from tfdist.data.schema import Column, Schema
+from tfdist.data.column import Column
+from tfdist.data.schema import Schema
 from tfdist.data.types import element_type
 from tfdist.errors import DataError
 

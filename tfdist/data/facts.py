@@ -13,8 +13,9 @@ import pyspark.sql.functions as F
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 
-from tfdist.data.columns import null_error, unfit
-from tfdist.data.schema import Column, Schema
+from tfdist.data.arrow import null_error, unfit
+from tfdist.data.column import Column
+from tfdist.data.schema import Schema
 from tfdist.data.types import decimal_digits, tensor_type
 from tfdist.errors import DataError
 

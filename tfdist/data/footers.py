@@ -11,8 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tfdist.data.column import Column
+from tfdist.data.fields import Field
 from tfdist.data.manifest import Fragment
-from tfdist.data.schema import Column, Field, Schema
+from tfdist.data.schema import Schema
 from tfdist.data.storage import Entry, Storage
 from tfdist.errors import DataError
 

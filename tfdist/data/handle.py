@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tfdist.cluster import worker_context
+from tfdist.data.batches import plan_batches
 from tfdist.data.manifest import Manifest
 from tfdist.data.schema import Schema
-from tfdist.data.shards import plan_batches
 from tfdist.errors import ConfigError
 
 Shuffle = bool | Literal["pool"]
@@ -84,7 +84,7 @@ class Handle:
             drop_remainder: leave out the rows that do not fill a batch.
 
         Raises:
-            ConfigError: there are fewer rows, or smaller batches, than workers.
+            ConfigError: the data is empty, or the batches are smaller than the workers are many.
         """
         _check_positive("global_batch", global_batch)
         world = min(worker_context().world_size, max(self.rows, 1))

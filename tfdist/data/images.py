@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tensorflow as tf
 
-from tfdist.data.columns import member_of
+from tfdist.data.arrow import member_of
 from tfdist.data.failures import noted
 from tfdist.data.manifest import Manifest
 from tfdist.data.transform import manifest_read

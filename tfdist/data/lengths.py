@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow.compute as pc
 
-from tfdist.data.columns import member_of
-from tfdist.data.schema import Column
+from tfdist.data.arrow import member_of
+from tfdist.data.column import Column
 from tfdist.data.storage import Entry, Storage
 
 _THREADS = 8

@@ -8,14 +8,15 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from tfdist.data.columns import null_error
+from tfdist.data.arrow import null_error
+from tfdist.data.fields import Field, names_within
 from tfdist.data.folder import missing_files
 from tfdist.data.footers import fields_of, fragments_of, null_counts, read_footers, row_bytes
 from tfdist.data.handle import Handle
 from tfdist.data.lengths import list_lengths
 from tfdist.data.location import default_cache_dir, open_storage
 from tfdist.data.manifest import MANIFEST, Manifest
-from tfdist.data.schema import Field, Nulls, Schema, names_within
+from tfdist.data.schema import Nulls, Schema
 from tfdist.data.storage import Entry, Storage
 from tfdist.errors import DataError
 

@@ -12,10 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import worker_context
+from tfdist.data.batches import ALONE, Share
+from tfdist.data.column import Tensor
 from tfdist.data.failures import noted
 from tfdist.data.reader import Blocks, Reading
-from tfdist.data.schema import Schema, Tensor
-from tfdist.data.shards import ALONE, Share
+from tfdist.data.schema import Schema
 from tfdist.data.tensors import flat, flat_specs, structured
 from tfdist.data.values import Ragged, Values
 from tfdist.errors import ConfigError

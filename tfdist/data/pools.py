@@ -11,7 +11,7 @@ from tfdist.cluster import worker_context
 from tfdist.data.dealt import Dealt, Order
 from tfdist.data.failures import noted
 from tfdist.data.handle import Shuffle
-from tfdist.data.reader import Block
+from tfdist.data.sources import Block
 from tfdist.data.spool import Spool
 from tfdist.data.tensors import flat, flat_specs, structured
 from tfdist.errors import ConfigError

@@ -15,9 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 
+from tfdist.data.column import Tensor
 from tfdist.data.manifest import Manifest
 from tfdist.data.rowgroups import RowGroups
-from tfdist.data.schema import Schema, Tensor
+from tfdist.data.schema import Schema
 from tfdist.data.values import Ragged, Text, Values, aligned
 from tfdist.errors import DataError
 

@@ -7,9 +7,10 @@ from collections import OrderedDict
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tfdist.data.columns import member_of, tensors_of, values_of
+from tfdist.data.arrow import member_of, values_of
+from tfdist.data.column import Column
 from tfdist.data.manifest import Manifest
-from tfdist.data.schema import Column
+from tfdist.data.tables import tensors_of
 from tfdist.data.values import Values
 from tfdist.errors import DataError
 

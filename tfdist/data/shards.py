@@ -12,99 +12,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from tfdist.errors import ConfigError
+from tfdist.data.batches import Batches, Share
+from tfdist.data.permutation import generator, keys_of, permuted
 
 Mixing = Literal["none", "rows", "pool"]
 """How rows are shuffled: not at all; all rows of a lane, a few consecutive ones of which stay together on their way
 into a pool; or only those of a pool of consecutive rows, whose row groups are permuted."""
-
-SHARED_LANES = 12
-"""Lanes when shuffling: 1, 2, 3, 4, 6 and 12 workers take whole lanes of the same order."""
-
-
-@dataclass(frozen=True)
-class Batches:
-    """The sizes of an epoch's global batches: ``full`` of ``global_batch`` rows, then the sizes in ``tail``."""
-
-    global_batch: int
-    full: int
-    tail: tuple[int, ...]
-
-    @property
-    def steps(self) -> int:
-        return self.full + len(self.tail)
-
-    @property
-    def rows(self) -> int:
-        return self.full * self.global_batch + sum(self.tail)
-
-    def size(self, step: int) -> int:
-        """Rows of the global batch of a step."""
-        return self.global_batch if step < self.full else self.tail[step - self.full]
-
-
-@dataclass(frozen=True)
-class Share:
-    """Worker ``rank`` of ``world``."""
-
-    rank: int = 0
-    world: int = 1
-
-    def of(self, n: int) -> tuple[int, int]:
-        """Its positions, start and stop, in a global batch of ``n`` rows."""
-        return self.rank * n // self.world, (self.rank + 1) * n // self.world
-
-
-ALONE = Share()
-
-
-def plan_batches(rows: int, global_batch: int, world: int = 1, drop_remainder: bool = False) -> Batches:
-    """Cut an epoch into global batches of which every worker gets at least a row.
-
-    Rows move to a short last batch from the one before it, so that it has at least as many as there are lanes. Where
-    both together cannot give every worker a row twice, they are one batch.
-
-    Args:
-        rows: rows of the epoch.
-        global_batch: rows of a global batch.
-        world: number of workers.
-        drop_remainder: leave out the rows that do not fill a batch.
-
-    Raises:
-        ConfigError: there are fewer rows, or smaller batches, than workers.
-    """
-    problems = []
-    if global_batch < world:
-        problems.append(
-            f"global_batch: expected at least a row for each of {world} workers, got {global_batch}; enlarge it"
-        )
-    if rows < world:
-        problems.append(
-            f"rows: expected at least a row for each of {world} workers, got {rows} rows; use at most {rows} workers"
-            if rows
-            else "rows: expected at least one, got an empty data set; check the filters that made it"
-        )
-    if problems:
-        raise ConfigError(problems)
-    full, rest = divmod(rows, global_batch)
-    if drop_remainder:
-        if not full:
-            raise ConfigError(
-                f"drop_remainder: expected rows for at least one global batch of {global_batch}, got {rows}; "
-                "use a smaller global_batch or keep the remainder"
-            )
-        return Batches(global_batch, full, ())
-    least = lane_count(world, global_batch)
-    if not full or not rest or rest >= least:
-        return Batches(global_batch, full, (rest,) if rest else ())
-    both = global_batch + rest
-    last = min(least, both // 2)
-    return Batches(global_batch, full - 1, (both - last, last) if last >= world else (both,))
-
-
-def lane_count(world: int, global_batch: int) -> int:
-    """Lanes when shuffling: the smallest multiple of the workers from 12 on, lowered to the batch."""
-    return min(-(-SHARED_LANES // world) * world, global_batch)
 
 
 class Piece(NamedTuple):
@@ -148,7 +61,7 @@ class Pool:
     @cached_property
     def order(self) -> np.ndarray | None:
         """``[rows] int64``, the permutation; None keeps the order."""
-        return None if self.key is None else _generator(self.key).permutation(self.rows)
+        return None if self.key is None else generator(*self.key).permutation(self.rows)
 
 
 @dataclass(frozen=True)
@@ -346,9 +259,7 @@ class Epoch:
 
     def _scattered(self, lane: int, places: np.ndarray, count: int) -> np.ndarray:
         """Where the runs at some places of a lane come from."""
-        return permuted(
-            places, count, _generator((self.seed, self.epoch, lane)).integers(0, 2**63, size=4, dtype=np.uint64)
-        )
+        return permuted(places, count, keys_of(self.seed, self.epoch, lane))
 
     def _done(self, start: int, stop: int) -> tuple[int, ...]:
         """Row groups of which no touched lane needs a row after the steps before ``stop``."""
@@ -388,7 +299,7 @@ class Epoch:
             return np.arange(n)
         # One for all epochs where workers keep what they have read.
         key = (self.seed,) if self.mixing == "rows" else (self.seed, self.epoch)
-        return _generator(key).permutation(n)
+        return generator(*key).permutation(n)
 
     @cached_property
     def _shifts(self) -> np.ndarray:
@@ -411,47 +322,6 @@ class Epoch:
                 if max(low, lane * n // self.lanes) < min(high, (lane + 1) * n // self.lanes):
                     first, last = min(first, lane), max(last, lane + 1)
         return first, last
-
-
-def permuted(places: np.ndarray, count: int, keys: np.ndarray) -> np.ndarray:
-    """Where a random permutation of ``count`` numbers takes some of them, without computing the others.
-
-    A Feistel network over the smallest power of two that holds them, repeated where it leads out of the range
-    (cycle walking; Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
-
-    Args:
-        places: ``[n] int64``; those from ``count`` on come back as they are.
-        count: how many numbers are permuted.
-        keys: ``[rounds] uint64``; they decide the permutation.
-
-    Returns:
-        ``[n] int64``.
-    """
-    bits = max(2, int(count - 1).bit_length())
-    result = places.astype(np.uint64)
-    walking = np.flatnonzero(places < count)
-    while len(walking):
-        result[walking] = _encrypted(result[walking], bits, keys)
-        walking = walking[result[walking] >= count]
-    return result.astype(np.int64)
-
-
-def _encrypted(values: np.ndarray, bits: int, keys: np.ndarray) -> np.ndarray:
-    """A bijection of the numbers of so many bits."""
-    left_bits, right_bits = bits // 2, bits - bits // 2
-    for key in keys:
-        left, right = values >> np.uint64(right_bits), values & np.uint64((1 << right_bits) - 1)
-        mixed = (right + key) * np.uint64(0x9E3779B97F4A7C15)  # odd, near 2**64 / golden ratio
-        mixed ^= mixed >> np.uint64(29)
-        mixed *= np.uint64(0xBF58476D1CE4E5B9)  # of SplitMix64
-        left ^= mixed >> np.uint64(64 - left_bits)
-        values = right << np.uint64(left_bits) | left
-        left_bits, right_bits = right_bits, left_bits
-    return values
-
-
-def _generator(key: tuple[int, ...]) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
 
 
 def _length(bounds: tuple[int, int]) -> int:

@@ -14,9 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from tfdist import environ
-from tfdist.data.columns import tensors_of, values_of
+from tfdist.data.arrow import values_of
 from tfdist.data.dealt import Dealt, Order
 from tfdist.data.rowcache import RowStore
+from tfdist.data.tables import tensors_of
 from tfdist.data.values import Values, gathered, joined, part, rows_of
 from tfdist.errors import ConfigError, DataError
 

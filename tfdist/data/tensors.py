@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.data.reader import Block
-from tfdist.data.schema import Schema, Tensor
+from tfdist.data.column import Tensor
+from tfdist.data.schema import Schema
+from tfdist.data.sources import Block
 from tfdist.data.values import Ragged, Text, Values
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import cloudpickle
 import tensorflow as tf
 
+from tfdist.data.column import Tensor
 from tfdist.data.manifest import Manifest
 from tfdist.data.pipeline import batch_spec
-from tfdist.data.schema import Tensor
 from tfdist.errors import ConfigError
 
 Transform = Callable[[dict[str, Any]], Any]

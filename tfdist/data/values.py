@@ -13,7 +13,6 @@ import numpy as np
 _ALIGNMENT = 64  # TensorFlow takes over arrays at such addresses and copies others
 _SMALLEST_REUSED = 2**14  # bytes; small memory comes from a heap that is warm anyhow
 _REUSED_BYTES = 48 * 2**20
-_REFERENCES_UNUSED = 2  # the list's, and that of getrefcount's argument
 
 
 class Text(NamedTuple):
@@ -115,7 +114,7 @@ class _Buffers:
             self._held.move_to_end(size)
             # All views of an array name it, not each other, as their base; here only the list holds an unused one.
             for place in range(len(same)):
-                if sys.getrefcount(same[place]) == _REFERENCES_UNUSED:
+                if _references(same, place) == _REFERENCES_UNUSED:
                     return _aligned_in(same[place], size)
             same.append(np.empty(size + _ALIGNMENT, np.uint8))
             self._bytes += size
@@ -132,6 +131,12 @@ class _Buffers:
                 del self._held[size]
 
 
+def _references(held: list[np.ndarray], place: int) -> int:
+    return sys.getrefcount(held[place])
+
+
+# Asked, since versions of Python differ in what they count for a call.
+_REFERENCES_UNUSED = _references([np.empty(0)], 0)
 _buffers = _Buffers()
 
 

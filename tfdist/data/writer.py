@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
+from tfdist.data.fields import nearest
 from tfdist.data.location import hadoop_url
-from tfdist.data.schema import nearest
 from tfdist.data.storage import Storage
 from tfdist.errors import ConfigError, DataError
 

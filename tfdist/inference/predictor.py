@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tfdist.data.columns import batch_from_arrow, rows_kept
 from tfdist.data.schema import Schema
+from tfdist.data.tables import batch_from_arrow, rows_kept
 from tfdist.data.values import Ragged
 from tfdist.environ import scoped_environ
 

@@ -15,7 +15,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import types as T
 
 from tfdist.data.expressions import inner_value, vector_values
-from tfdist.data.schema import Field, Schema, nearest, spark_fields
+from tfdist.data.fields import Field, nearest, spark_fields
+from tfdist.data.schema import Schema
 from tfdist.errors import ConfigError, DataError
 from tfdist.inference.predictor import ModelFile, Output, Scoring, output_of
 from tfdist.train.driver import FitResult
@@ -37,7 +38,8 @@ def score(df: DataFrame, model: Any, *, output: str = "prediction", batch_rows: 
 
     Like any transformation it is computed when the result is used. Each Python worker of the executors loads the model
     once; its file travels with the task, so no file system need be shared. Columns become tensors exactly as in the
-    training, with its null policies; a row that the policy ``drop`` left out of the training gets a null.
+    training, with its null policies and its transform (code out of the model's folder); a row that the policy ``drop``
+    left out of the training gets a null.
 
     Args:
         df: the rows; columns besides the model's are kept as they are.
