@@ -47,9 +47,14 @@ def raw_scan(handle: Handle) -> int:
 Contender = Callable[[], int]
 
 
+@tf.function
+def _rows(dataset: Any) -> Any:
+    return dataset.reduce(np.int64(0), lambda rows, batch: rows + tf.size(batch[1], tf.int64))
+
+
 def batches(dataset: Any) -> int:
-    """Every batch drawn by TensorFlow, as the traced step of ``model.fit`` draws them."""
-    return int(dataset.reduce(np.int64(0), lambda rows, batch: rows + tf.size(batch[1], tf.int64)))
+    """Every batch drawn by TensorFlow in a function that was traced before, as that of ``model.fit``."""
+    return int(_rows(dataset))
 
 
 def contenders_of(handle: Handle, batch: int) -> dict[str, Contender]:

@@ -21,7 +21,6 @@ from tfdist.data.tensors import flat, flat_specs, structured
 from tfdist.data.values import Ragged, Values
 from tfdist.errors import ConfigError
 
-_AHEAD = 1  # blocks; the reader works a round ahead by itself
 _OPEN_ITERATIONS = 4  # over one dataset at the same time; each holds the row groups of two rounds
 
 # tf.distribute draws up to four batches ahead of use, by a thread of its own. In a shorter epoch an iteration that was
@@ -133,19 +132,7 @@ def _local(reading: Reading, epoch: int, start_step: int, repeat: bool) -> Any:
     steps = reading.epoch(epoch).batches.steps  # refuses impossible shares here, not in the middle of a training
     if start_step >= steps:
         raise ConfigError(f"start_step: expected a step of an epoch of {steps}, got {start_step}")
-    iterations = _Iterations(reading, epoch, start_step, repeat)
-    schema = reading.manifest.schema
-
-    def one(number: Any) -> Any:
-        count = tf.int64.max if repeat else tf.numpy_function(noted(iterations.count), [number], tf.int64)
-        most = _batches(schema, tf.data.Dataset.range(count), lambda index: (iterations.block, number, index))
-        if repeat:
-            return most
-        # Without reading ahead: taking the last batch ends the epoch.
-        return most.concatenate(_batches(schema, tf.data.Dataset.range(1), lambda _: (iterations.last, number), 0))
-
-    begin = tf.data.Dataset.range(1).map(lambda _: tf.numpy_function(iterations.begin, [], tf.int64))
-    made = begin.flat_map(one)
+    made = _batches(_Iterations(reading, epoch, start_step, repeat))
     options = tf.data.Options()
     options.deterministic = True
     # An injected prefetch would take an epoch's last batch before the user does.
@@ -173,67 +160,90 @@ class _Iterations:
     """
 
     def __init__(self, reading: Reading, first: int, start_step: int, endless: bool) -> None:
+        self.schema = reading.manifest.schema
+        self.endless = endless
         self._reading = reading
         self._epoch = first
         self._start_step = start_step
-        self._endless = endless
-        self._started: dict[int, tuple[int, int]] = {}
+        self._started: list[tuple[int, int]] = []
         self._open: OrderedDict[int, Blocks] = OrderedDict()
-        self._cache = reading.cache(reading.epoch(first)) if reading.cached else None
+        first_epoch = reading.epoch(first)
+        self._cache = reading.cache(first_epoch) if reading.cached else None
         self._lock = threading.Lock()
-
-    def begin(self) -> np.int64:
-        """Number of a new iteration."""
-        with self._lock:
-            number = len(self._started)
-            self._started[number] = self._epoch, self._start_step
-            return np.int64(number)
-
-    def count(self, number: Any) -> np.int64:
-        """Blocks of an iteration before its last batch; the last of them may be without a step."""
-        return np.int64(len(self._blocks(int(number))))
+        # Of an epoch: the last step has a block of its own.
+        self.most_blocks = first_epoch.blocks + 1
+        self._none = [
+            np.empty([n or 0 for n in spec.shape], spec.dtype.as_numpy_dtype)
+            for tensor in self.schema.tensors
+            for spec in flat_specs(tensor)
+        ]
 
     def block(self, number: Any, index: Any) -> list[np.ndarray]:
-        """A block of an iteration, without the last batch of the epoch."""
-        blocks = self._blocks(int(number))
-        block = blocks[int(index)]
-        return flat(block if self._endless or index + 1 < len(blocks) else block.cut(0, block.steps - 1))
+        """A block of an iteration.
 
-    def last(self, number: Any) -> list[np.ndarray]:
-        """The last batch of an iteration, with which its epoch ends."""
-        blocks = self._blocks(int(number))
-        block = blocks[len(blocks) - 1]
+        Args:
+            number: of the iteration; -1 begins a new one.
+            index: of the block. One past the end of the epoch is without a step.
+
+        Returns:
+            The number of the iteration, and the arrays of the block.
+        """
+        number, index = int(number), int(index)
+        if number < 0:
+            number = self._begin()
+        return [np.asarray(number, np.int64), *self._arrays(number, index)]
+
+    def _begin(self) -> int:
         with self._lock:
-            self._epoch, self._start_step = self._started[int(number)][0] + 1, 0
-            if done := self._open.pop(int(number), None):  # a newer iteration may just have closed it
-                done.close()
+            self._started.append((self._epoch, self._start_step))
+            return len(self._started) - 1
+
+    def _arrays(self, number: int, index: int) -> list[np.ndarray]:
+        blocks = self._blocks(number)
+        if self.endless or index + 1 < len(blocks):
+            return flat(blocks[index])
+        if index + 1 == len(blocks):
+            block = blocks[index]
+            return flat(block.cut(0, block.steps - 1))
+        if index > len(blocks):
+            return self._none
+        block = blocks[index - 1]
+        self._end(number)
         return flat(block.cut(block.steps - 1, block.steps))
+
+    def _end(self, number: int) -> None:
+        """The last batch of an iteration is taken: the next iteration is the next epoch."""
+        with self._lock:
+            self._epoch, self._start_step = self._started[number][0] + 1, 0
+            if done := self._open.pop(number, None):  # a newer iteration may just have closed it
+                done.close()
 
     def _blocks(self, number: int) -> Blocks:
         with self._lock:
             if number not in self._open:
-                self._open[number] = Blocks(self._reading, *self._started[number], self._endless, self._cache)
+                self._open[number] = Blocks(self._reading, *self._started[number], self.endless, self._cache)
                 if len(self._open) > _OPEN_ITERATIONS:
                     self._open.popitem(last=False)[1].close()
             self._open.move_to_end(number)
             return self._open[number]
 
 
-def _batches(schema: Schema, indices: Any, call: Any, ahead: int = _AHEAD) -> Any:
-    """Blocks of arrays to batches.
+def _batches(iterations: _Iterations) -> Any:
+    """The batches of an iteration.
 
-    Args:
-        schema: of the rows.
-        indices: a dataset with an element for each block.
-        call: function of such an element: a function that returns a block, and its arguments.
-        ahead: blocks to make before they are needed.
+    Few functions with few operations: TensorFlow traces each of them, and optimises it anew for every iteration. The
+    number of the iteration, which its first block gives, is the state of a scan. Nothing is made ahead here, since
+    making the last block ends the epoch; the reader works ahead.
     """
+    schema = iterations.schema
     signature = [spec for tensor in schema.tensors for spec in flat_specs(tensor)]
 
-    def block(index: Any) -> Any:
-        function, *arguments = call(index)
-        arrays = tf.numpy_function(noted(function), arguments, [spec.dtype for spec in signature])
-        return structured(schema, [tf.ensure_shape(a, spec.shape) for a, spec in zip(arrays, signature, strict=True)])
+    def block(number: Any, index: Any) -> Any:
+        types = [tf.int64, *(spec.dtype for spec in signature)]
+        number, *arrays = tf.numpy_function(noted(iterations.block), [number, index], types)
+        for array, shape in zip([number, *arrays], [(), *(spec.shape for spec in signature)], strict=True):
+            array.set_shape(shape)
+        return number, structured(schema, arrays)
 
-    made = indices.map(block)
-    return (made.prefetch(ahead) if ahead else made).unbatch()
+    indices = tf.data.Dataset.range(tf.int64.max if iterations.endless else iterations.most_blocks)
+    return indices.scan(np.int64(-1), block).unbatch()

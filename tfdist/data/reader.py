@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tfdist.data.batches import ALONE, Share, lane_count, plan_batches
 from tfdist.data.manifest import Manifest
 from tfdist.data.permutation import run_rows
 from tfdist.data.rowcache import RowCache
-from tfdist.data.shards import Epoch, Mixing, Round
+from tfdist.data.shards import Epoch, Mixing
 from tfdist.data.sources import Block, Cached, Source, Streamed
 
 POOL_BYTES = 16 * 2**20
@@ -87,7 +88,8 @@ class Reading:
 class Blocks:
     """The blocks of one iteration.
 
-    They are asked for in their order, while a thread reads a round ahead; any other order is right too, and reads anew.
+    They are asked for in their order, while threads make the block after and read the round after; any other order is
+    right too, and reads anew.
 
     Args:
         reading: what to read.
@@ -112,9 +114,10 @@ class Blocks:
         self._each = self._epochs[first_epoch].blocks
         self._first_block, self._first_place = self._epochs[first_epoch].block_at(start_step)
         self._source: Source = Streamed(reading.manifest) if cache is None else Cached(cache)
-        self._plans: dict[tuple[int, int], Round] = {}
         self._held: tuple[int, int] | None = None
         self._make: Callable[[int], Block] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tfdist-blocks")  # all the work, one block at a time
+        self._ahead: tuple[int, Future[Block]] | None = None
 
     def __len__(self) -> int:
         """Blocks of the iteration; of its first epoch when it is endless."""
@@ -122,6 +125,18 @@ class Blocks:
 
     def __getitem__(self, index: int) -> Block:
         """Block number ``index`` of the iteration."""
+        ahead, self._ahead = self._ahead, None
+        asked = ahead[1] if ahead and ahead[0] == index else self._thread.submit(self._made, index)
+        if self._endless or index + 1 < len(self):
+            self._ahead = index + 1, self._thread.submit(self._made, index + 1)
+        return asked.result()
+
+    def close(self) -> None:
+        """Stop reading ahead; what is asked for afterwards is read anew."""
+        self._ahead = None
+        self._thread.submit(self._forget)
+
+    def _made(self, index: int) -> Block:
         later, block = divmod(self._first_block + index, self._each)
         number, place = self._epoch(self._first_epoch + later).round_of(block)
         wanted = self._first_epoch + later, number
@@ -132,26 +147,18 @@ class Blocks:
         taken = self._make(place)
         return taken.cut(self._first_place, taken.steps) if index == 0 and self._first_place else taken
 
-    def close(self) -> None:
-        """Stop reading ahead; what is asked for afterwards is read anew."""
+    def _forget(self) -> None:
         self._source.close()
         self._make = None
 
     def _read(self, number: int, round_number: int) -> Callable[[int], Block]:
-        planned = self._planned(number, round_number)
         following = (number, round_number + 1)
         if following[1] == self._epoch(number).rounds:
             following = (number + 1, 0)
         ahead = None
         if following[0] == number or self._endless:
-            ahead = self._epoch(following[0]), self._planned(*following)
-        return self._source.blocks(self._epoch(number), planned, ahead)
-
-    def _planned(self, number: int, round_number: int) -> Round:
-        key = number, round_number
-        if key not in self._plans:
-            self._plans = {**dict(list(self._plans.items())[-1:]), key: self._epoch(number).round(round_number)}
-        return self._plans[key]
+            ahead = self._epoch(following[0]), following[1]
+        return self._source.blocks(self._epoch(number), round_number, ahead)
 
     def _epoch(self, number: int) -> Epoch:
         if number not in self._epochs:

@@ -16,13 +16,13 @@ import numpy as np
 import pandas as pd
 
 from tfdist.data.column import Tensor
+from tfdist.data.layout import Layout
 from tfdist.data.manifest import Manifest
 from tfdist.data.rowgroups import RowGroups
 from tfdist.data.schema import Schema
 from tfdist.data.values import Ragged, Text, Values, aligned
 from tfdist.errors import DataError
 
-_TOGETHER = 4096  # rows, which stay in the processor's cache between gathering and dealing out
 _SPARE_BYTES = 64 * 2**20  # left free for others on the same disk
 
 
@@ -49,11 +49,10 @@ class RowStore:
     def __init__(self, schema: Schema, rows: int, needed_rows: int, row_bytes: int) -> None:
         heap = _File()
         self._codecs = [_codec(tensor, heap) for tensor in schema.tensors]
-        # The widest first, so that no value lies across an address it should not.
-        places = sorted(range(len(self._codecs)), key=lambda i: -self._codecs[i].dtype.base.alignment)
-        self._row = np.dtype([(str(i), self._codecs[i].dtype) for i in places], align=True)
-        _check_space(max(self._row.itemsize, row_bytes) * needed_rows)
-        self._file = _File(self._row.itemsize * rows)
+        self._layout = Layout([codec.dtype for codec in self._codecs])
+        width = self._layout.dtype.itemsize
+        _check_space(max(width, row_bytes) * needed_rows)
+        self._file = _File(width * rows)
 
     def write(self, start: int, tensors: Sequence[Values]) -> None:
         """Keep the tensors of consecutive rows, the first of which has the number ``start``.
@@ -62,13 +61,12 @@ class RowStore:
             DataError: the disk is full.
         """
         encoded = [codec.encoded(values) for codec, values in zip(self._codecs, tensors, strict=True)]
-        count = len(encoded[0])
-        for first in range(0, count, _TOGETHER):
-            last = min(first + _TOGETHER, count)
-            rows = np.zeros(last - first, self._row)
-            for i, values in enumerate(encoded):
-                rows[str(i)] = values[first:last]
-            self._file.write(rows, (start + first) * self._row.itemsize)
+        together, width = self._layout.together, self._layout.dtype.itemsize
+        for first in range(0, len(encoded[0]), together):
+            columns = [values[first : first + together] for values in encoded]
+            rows = np.zeros(len(columns[0]), self._layout.dtype)
+            self._layout.pack(columns, rows)
+            self._file.write(rows, (start + first) * width)
 
     def take(self, rows: np.ndarray) -> list[Values]:
         """The tensors of rows.
@@ -76,20 +74,8 @@ class RowStore:
         Args:
             rows: ``[n] int64``, their numbers; they were written.
         """
-        outs = [aligned((len(rows), *codec.dtype.shape), codec.dtype.base) for codec in self._codecs]
-        raw = np.frombuffer(self._file.mapped, np.dtype((np.void, self._row.itemsize)))
-        in_a_row = len(rows) and rows[-1] - rows[0] == len(rows) - 1 and bool((np.diff(rows) == 1).all())
-        gathered = np.empty(_TOGETHER, raw.dtype)
-        for start in range(0, len(rows), _TOGETHER):
-            stop = min(start + _TOGETHER, len(rows))
-            if in_a_row:
-                chosen = raw[rows[start] : rows[start] + stop - start]
-            else:
-                chosen = np.take(raw, rows[start:stop], out=gathered[: stop - start], mode="clip")
-            fields = chosen.view(self._row)
-            for i, out in enumerate(outs):
-                out[start:stop] = fields[str(i)]
-        return [codec.decoded(out) for codec, out in zip(self._codecs, outs, strict=True)]
+        taken = self._layout.take(np.frombuffer(self._file.mapped, self._layout.dtype), rows)
+        return [codec.decoded(values) for codec, values in zip(self._codecs, taken, strict=True)]
 
 
 class RowCache:

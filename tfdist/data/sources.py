@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
+from tfdist.data.layout import Layout
 from tfdist.data.manifest import Manifest
 from tfdist.data.rowcache import RowCache
 from tfdist.data.rowgroups import Group, RowGroups
 from tfdist.data.shards import Epoch, Pool, Round
-from tfdist.data.values import Values, gathered, joined, part
+from tfdist.data.values import Values, aligned, gathered, joined, part, rows_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Block:
 class Source(Protocol):
     """Where the rows of rounds come from."""
 
-    def blocks(self, epoch: Epoch, planned: Round, ahead: tuple[Epoch, Round] | None) -> Callable[[int], Block]:
+    def blocks(self, epoch: Epoch, number: int, ahead: tuple[Epoch, int] | None) -> Callable[[int], Block]:
         """A function that makes the blocks of a round, by their place, while the round ``ahead`` begins to be read."""
 
     def close(self) -> None:
@@ -54,25 +57,25 @@ class Cached:
 
     def __init__(self, cache: RowCache) -> None:
         self._cache = cache
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tfdist-plan")
-        self._ahead: tuple[tuple[int, int], Future[list[np.ndarray]]] | None = None
+        self._rounds = _Rounds(self._wanted, "tfdist-plan")
 
-    def blocks(self, epoch: Epoch, planned: Round, ahead: tuple[Epoch, Round] | None) -> Callable[[int], Block]:
-        key, before = (epoch.epoch, planned.start), self._ahead
-        self._cache.want(epoch.groups_of(planned))
-        if ahead is not None:
-            self._cache.want(ahead[0].groups_of(ahead[1]))
-            self._ahead = (ahead[0].epoch, ahead[1].start), self._thread.submit(_rows_of, *ahead)
-        rows = before[1].result() if before is not None and before[0] == key else _rows_of(epoch, planned)
-        self._cache.wait(epoch.groups_of(planned))
+    def blocks(self, epoch: Epoch, number: int, ahead: tuple[Epoch, int] | None) -> Callable[[int], Block]:
+        planned, groups, rows = self._rounds.get(epoch, number, ahead)
+        self._cache.wait(groups)
         return lambda place: Block(*planned.blocks[place], self._cache.take(rows[place]))
 
     def close(self) -> None:
-        pass
+        self._rounds.forget()
+
+    def _wanted(self, epoch: Epoch, number: int) -> tuple[Round, list[int], list[np.ndarray]]:
+        planned = epoch.round(number)
+        groups = epoch.groups_of(planned)
+        self._cache.want(groups)
+        return planned, groups, _rows_of(epoch, planned)
 
 
 class Streamed:
-    """Rows of row groups in memory, read by one thread in the order in which they were asked for.
+    """Rows of row groups in memory, read by one thread in the order in which they are needed.
 
     Args:
         manifest: the data set.
@@ -83,50 +86,112 @@ class Streamed:
         self._reader = RowGroups(manifest)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tfdist-read")
         self._held: dict[tuple[int, int], Future[Group]] = {}
-        self._wanted: set[tuple[int, int]] = set()
+        self._next: tuple[int, int] | None = None
+        self._rounds = _Rounds(self._assembled, "tfdist-rounds")
 
-    def blocks(self, epoch: Epoch, planned: Round, ahead: tuple[Epoch, Round] | None) -> Callable[[int], Block]:
-        if (epoch.epoch, planned.start) not in self._wanted:  # the first one, or another than the next
-            self.close()
-            self._want(epoch, planned)
-        if ahead is not None:
-            self._want(*ahead)
+    def blocks(self, epoch: Epoch, number: int, ahead: tuple[Epoch, int] | None) -> Callable[[int], Block]:
+        return self._rounds.get(epoch, number, ahead)
+
+    def close(self) -> None:
+        self._rounds.forget(self._forget)
+
+    def _assembled(self, epoch: Epoch, number: int) -> Callable[[int], Block]:
+        planned = epoch.round(number)
+        if self._next != (epoch.epoch, number):  # another than the one after
+            self._forget()
+        self._want(epoch, planned)
         groups = {group: self._held[epoch.epoch, group].result() for group in epoch.groups_of(planned)}
-        make = _assembled(epoch, planned, groups, len(self._manifest.schema.tensors))
-        self._wanted.discard((epoch.epoch, planned.start))
         for group in epoch.done(planned):
             self._held.pop((epoch.epoch, group), None)
-        return make
+        self._next = epoch.epoch, number + 1
+        if number + 1 < epoch.rounds:
+            self._want(epoch, epoch.round(number + 1))
+        return _assembled(epoch, planned, groups, len(self._manifest.schema.tensors))
 
     def _want(self, epoch: Epoch, planned: Round) -> None:
-        self._wanted.add((epoch.epoch, planned.start))
         for group in epoch.groups_of(planned):
             if (epoch.epoch, group) not in self._held:
                 self._held[epoch.epoch, group] = self._thread.submit(self._reader.read, group)
 
-    def close(self) -> None:
+    def _forget(self) -> None:
         for future in self._held.values():
             future.cancel()
         self._held.clear()
-        self._wanted.clear()
+
+
+class _Rounds(Generic[T]):
+    """What is made of rounds, one after another by one thread, a round ahead of its use.
+
+    Args:
+        make: of an epoch and the number of a round.
+        name: of the thread.
+    """
+
+    def __init__(self, make: Callable[[Epoch, int], T], name: str) -> None:
+        self._make = make
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._ahead: tuple[tuple[int, int], Future[T]] | None = None
+
+    def get(self, epoch: Epoch, number: int, ahead: tuple[Epoch, int] | None) -> T:
+        before, self._ahead = self._ahead, None
+        asked = before[1] if before and before[0] == (epoch.epoch, number) else self._begun(epoch, number)
+        if ahead is not None:
+            self._ahead = (ahead[0].epoch, ahead[1]), self._begun(*ahead)
+        return asked.result()
+
+    def forget(self, forget: Callable[[], None] | None = None) -> None:
+        self._ahead = None
+        if forget is not None:
+            self._thread.submit(forget)
+
+    def _begun(self, epoch: Epoch, number: int) -> Future[T]:
+        return self._thread.submit(self._make, epoch, number)
 
 
 def _assembled(epoch: Epoch, planned: Round, groups: dict[int, Group], tensors: int) -> Callable[[int], Block]:
     """Makes the blocks of a round out of row groups."""
     pieces = [piece for pool in planned.pools for piece in epoch.pieces(pool)]
-    rows = [joined([part(groups[p.group][t], p.start, p.stop) for p in pieces]) for t in range(tensors)]
+    parts = [[part(groups[p.group][t], p.start, p.stop) for p in pieces] for t in range(tensors)]
     order, places = _order(planned.pools), _places(planned)
+    if order is not None:
+        mixed = _Together(parts)
+        chosen = [_picked(order, place, shape) for place, shape in zip(places, planned.blocks, strict=True)]
+        return lambda place: Block(*planned.blocks[place], mixed.take(chosen[place]))
+    rows = [joined(of_tensor) for of_tensor in parts]
 
     def make(place: int) -> Block:
-        chosen, shape = places[place], planned.blocks[place]
-        if order is not None:
-            chosen = _picked(order, chosen, shape)
-        if isinstance(chosen, int):
+        at, shape = places[place], planned.blocks[place]
+        if isinstance(at, int):
             # Views of row groups: the pipeline cuts batches out of them by copying, so nobody writes to them.
-            return Block(*shape, [part(values, chosen, chosen + shape[0] * shape[1]) for values in rows])
-        return Block(*shape, [gathered(values, chosen) for values in rows])
+            return Block(*shape, [part(values, at, at + shape[0] * shape[1]) for values in rows])
+        return Block(*shape, [gathered(values, at) for values in rows])
 
     return make
+
+
+class _Together:
+    """The rows of a round, to be gathered: the numbers of a row lie together.
+
+    Args:
+        parts: of each tensor, the parts that the rows consist of.
+    """
+
+    def __init__(self, parts: Sequence[Sequence[Values]]) -> None:
+        self._others = [None if isinstance(p[0], np.ndarray) else joined(p) for p in parts]
+        numbers = [[p for p in of_tensor if isinstance(p, np.ndarray)] for of_tensor in parts]
+        numbers = [of_tensor for of_tensor in numbers if of_tensor]
+        self._layout = Layout([np.dtype((of_tensor[0].dtype, of_tensor[0].shape[1:])) for of_tensor in numbers])
+        self._rows = aligned((sum(map(rows_of, parts[0])),), self._layout.dtype)
+        start = 0
+        for columns in zip(*numbers, strict=True):
+            stop = start + len(columns[0])
+            self._layout.pack(columns, self._rows[start:stop])
+            start = stop
+
+    def take(self, places: np.ndarray) -> list[Values]:
+        """The tensors of the rows at ``places``, ``[n] int64``."""
+        numbers = iter(self._layout.take(self._rows, places))
+        return [next(numbers) if values is None else gathered(values, places) for values in self._others]
 
 
 def _rows_of(epoch: Epoch, planned: Round) -> list[np.ndarray]:

@@ -148,7 +148,7 @@ def _aligned_in(raw: np.ndarray, size: int) -> np.ndarray:
 def _taken(array: np.ndarray, places: np.ndarray) -> np.ndarray:
     # Places are in range; with the mode "raise" numpy would gather into a copy first.
     out = aligned((len(places), *array.shape[1:]), array.dtype)
-    return np.take(array, places, axis=0, out=out, mode="clip")
+    return np.take(array, places, axis=0, out=out, mode="wrap")
 
 
 def _joined_texts(parts: Sequence[Text]) -> Text:
