@@ -27,38 +27,42 @@ def run_rows(row_bytes: int, steps_per_pool: int) -> int:
     return max(1, min(_RUN_ROWS, _RUN_BYTES // row_bytes, steps_per_pool // 2))
 
 
-def permuted(places: np.ndarray, count: int, keys: np.ndarray) -> np.ndarray:
-    """Where a random permutation of ``count`` numbers takes some of them, without computing the others.
+def permuted(places: np.ndarray, counts: int | np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Where random permutations take some numbers, without computing where they take the others.
 
     A Feistel network over the smallest power of two that holds them, repeated where it leads out of the range
     (cycle walking; Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
 
     Args:
-        places: ``[n] int64``; those from ``count`` on come back as they are.
-        count: how many numbers are permuted.
-        keys: ``[rounds] uint64``; they decide the permutation.
+        places: ``[n] int64``; those from ``counts`` on come back as they are.
+        counts: how many numbers are permuted, of one permutation or ``[n] int64`` of each place's own.
+        keys: ``[rounds] uint64``, or ``[rounds, n]`` with each place's own; they decide the permutation.
 
     Returns:
         ``[n] int64``.
     """
-    bits = max(2, int(count - 1).bit_length())
+    counts = np.broadcast_to(np.asarray(counts, np.int64), places.shape)
+    keys = np.broadcast_to(keys.reshape(len(keys), -1), (len(keys), len(places)))
+    bits = np.maximum(2, np.frexp(np.maximum(counts - 1, 0))[1]).astype(np.uint64)
     result = places.astype(np.uint64)
-    walking = np.flatnonzero(places < count)
+    walking = np.flatnonzero(places < counts)
     while len(walking):
-        result[walking] = _encrypted(result[walking], bits, keys)
-        walking = walking[result[walking] >= count]
+        result[walking] = _encrypted(result[walking], bits[walking], keys[:, walking])
+        walking = walking[result[walking] >= counts[walking]]
     return result.astype(np.int64)
 
 
-def _encrypted(values: np.ndarray, bits: int, keys: np.ndarray) -> np.ndarray:
+def _encrypted(values: np.ndarray, bits: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """A bijection of the numbers of so many bits."""
-    left_bits, right_bits = bits // 2, bits - bits // 2
+    one = np.uint64(1)
+    left_bits = bits // np.uint64(2)
+    right_bits = bits - left_bits
     for key in keys:
-        left, right = values >> np.uint64(right_bits), values & np.uint64((1 << right_bits) - 1)
+        left, right = values >> right_bits, values & ((one << right_bits) - one)
         mixed = (right + key) * np.uint64(0x9E3779B97F4A7C15)  # odd, near 2**64 / golden ratio
         mixed ^= mixed >> np.uint64(29)
         mixed *= np.uint64(0xBF58476D1CE4E5B9)  # of SplitMix64
-        left ^= mixed >> np.uint64(64 - left_bits)
-        values = right << np.uint64(left_bits) | left
+        left ^= mixed >> (np.uint64(64) - left_bits)
+        values = right << left_bits | left
         left_bits, right_bits = right_bits, left_bits
     return values

@@ -143,7 +143,17 @@ class Epoch:
         start = number * self.steps_per_round
         stop = min(start + self.steps_per_round, self.batches.steps)
         sections = self._sections(number)
-        pools = [self._pool(lane, number, start, stop, sections) for lane in range(*self._touched)]
+        lanes, takes = range(*self._touched), {}
+        for lane in lanes:
+            if of_lane := self._takes(lane, start, sections):
+                takes[lane] = of_lane
+        parts = [(lane, self._lane_rows(lane, start), self._lane_rows(lane, stop)) for lane in takes]
+        pools = [
+            Pool(
+                runs, after - before, None if self.mixing == "none" else (self.seed, self.epoch, lane, number), of_lane
+            )
+            for (lane, before, after), runs, of_lane in zip(parts, self._runs(parts), takes.values(), strict=True)
+        ]
         local = [(count, _length(self.share.of(n))) for _, count, n in sections]
         return Round(start, tuple(local), tuple(p for p in pools if p.rows))
 
@@ -227,9 +237,9 @@ class Epoch:
         ]
         return sections + [(k, 1, self.batches.size(k)) for k in range(start + whole, stop)]
 
-    def _pool(self, lane: int, number: int, start: int, stop: int, sections: Sequence[tuple[int, int, int]]) -> Pool:
+    def _takes(self, lane: int, start: int, sections: Sequence[tuple[int, int, int]]) -> tuple[Take, ...]:
+        """Where the rows go that a lane gives to the steps from ``start`` on; none are this worker's."""
         before = self._lane_rows(lane, start)
-        rows = self._lane_rows(lane, stop) - before
         takes = []
         for block, (step, count, n) in enumerate(sections):
             low, high = lane * n // self.lanes, (lane + 1) * n // self.lanes
@@ -238,28 +248,38 @@ class Epoch:
             if first < last:
                 offset = self._lane_rows(lane, step) - before
                 takes.append(Take(block, offset, count, high - low, first - low, last - low, first - mine_low))
-        if not takes:
-            return Pool(np.empty((0, 2), np.int64), 0, None, ())
-        key = None if self.mixing == "none" else (self.seed, self.epoch, lane, number)
-        return Pool(self._runs(lane, before, before + rows), rows, key, tuple(takes))
+        return tuple(takes)
 
-    def _runs(self, lane: int, start: int, stop: int) -> np.ndarray:
-        """The rows ``start`` to ``stop`` of a lane, as :class:`Pool` has them."""
-        origin = self._lane_start(lane)
+    def _runs(self, parts: Sequence[tuple[int, int, int]]) -> list[np.ndarray]:
+        """Of each lane the rows from a first one to a last one, as :class:`Pool` has them."""
+        origins = [self._lane_start(lane) for lane, _, _ in parts]
         if self.mixing != "rows":
-            return np.array([[origin + start, origin + stop]])
-        size, length = self.run_rows, self._lane_start(lane + 1) - origin
-        places = np.arange(start // size, -(-stop // size))
-        ends = np.minimum((places + 1) * size, length)  # the last rows of a lane may not fill a run: they stay last
-        runs = self._scattered(lane, places, length // size) * size
-        runs = np.stack([runs, runs + ends - places * size], axis=1)
-        runs[0, 0] += start % size
-        runs[-1, 1] -= ends[-1] - stop
-        return origin + runs
+            return [np.array([[at + start, at + stop]]) for at, (_, start, stop) in zip(origins, parts, strict=True)]
+        size = self.run_rows
+        places = [np.arange(start // size, -(-stop // size)) for _, start, stop in parts]
+        counts = [(self._lane_start(lane + 1) - at) // size for at, (lane, _, _) in zip(origins, parts, strict=True)]
+        found = []
+        for at, (lane, start, stop), of, runs in zip(
+            origins, parts, places, self._scattered(parts, places, counts), strict=True
+        ):
+            ends = np.minimum((of + 1) * size, self._lane_start(lane + 1) - at)
+            # The last rows of a lane may not fill a run: they stay last.
+            runs = np.stack([runs * size, runs * size + ends - of * size], axis=1)
+            runs[0, 0] += start % size
+            runs[-1, 1] -= ends[-1] - stop
+            found.append(at + runs)
+        return found
 
-    def _scattered(self, lane: int, places: np.ndarray, count: int) -> np.ndarray:
-        """Where the runs at some places of a lane come from."""
-        return permuted(places, count, keys_of(self.seed, self.epoch, lane))
+    def _scattered(
+        self, parts: Sequence[tuple[int, int, int]], places: Sequence[np.ndarray], counts: Sequence[int]
+    ) -> list[np.ndarray]:
+        """Where the runs at some places of lanes come from; of all lanes at once, since each has few."""
+        if not parts:
+            return []
+        lengths = [len(of) for of in places]
+        keys = np.stack([keys_of(self.seed, self.epoch, lane) for lane, _, _ in parts], axis=1)
+        runs = permuted(np.concatenate(places), np.repeat(counts, lengths), np.repeat(keys, lengths, axis=1))
+        return np.split(runs, np.cumsum(lengths)[:-1])
 
     def _done(self, start: int, stop: int) -> tuple[int, ...]:
         """Row groups of which no touched lane needs a row after the steps before ``stop``."""

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_ALIGNMENT = 64  # TensorFlow takes over arrays at such addresses and copies others
+ALIGNMENT = 64
+"""TensorFlow takes over arrays at such addresses, in bytes, and copies others."""
+
 _SMALLEST_REUSED = 2**14  # bytes; small memory comes from a heap that is warm anyhow
 _REUSED_BYTES = 48 * 2**20
 
@@ -108,7 +110,7 @@ class _Buffers:
     def take(self, size: int) -> np.ndarray:
         """``[size] uint8``."""
         if size < _SMALLEST_REUSED:
-            return _aligned_in(np.empty(size + _ALIGNMENT, np.uint8), size)
+            return _aligned_in(np.empty(size + ALIGNMENT, np.uint8), size)
         with self._lock:
             same = self._held.setdefault(size, [])
             self._held.move_to_end(size)
@@ -116,7 +118,7 @@ class _Buffers:
             for place in range(len(same)):
                 if _references(same, place) == _REFERENCES_UNUSED:
                     return _aligned_in(same[place], size)
-            same.append(np.empty(size + _ALIGNMENT, np.uint8))
+            same.append(np.empty(size + ALIGNMENT, np.uint8))
             self._bytes += size
             self._make_room(size)
             return _aligned_in(same[-1], size)
@@ -141,7 +143,7 @@ _buffers = _Buffers()
 
 
 def _aligned_in(raw: np.ndarray, size: int) -> np.ndarray:
-    start = -raw.ctypes.data % _ALIGNMENT
+    start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + size]
 
 
