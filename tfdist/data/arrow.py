@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tfdist.data.casts import cast, lost_decimals, refusal
 from tfdist.data.column import Column
 from tfdist.data.types import decimal_digits, element_type, tensor_type
 from tfdist.data.values import Ragged, Text, Values
@@ -60,16 +61,6 @@ def null_error(column: Column, count: int) -> DataError:
     )
 
 
-def unfit(column: Column) -> tuple[str, str]:
-    """What was expected of values that the dtype of a column does not hold, and what to do."""
-    if decimal_digits(column.spark_type) is not None and np.dtype(column.dtype).kind in "iu":
-        return (
-            f"column {column.name!r}: expected whole numbers that fit {column.dtype}",
-            "choose 'scaled int64', 'float64' or 'string'",
-        )
-    return f"column {column.name!r}: expected values that fit {column.dtype}", "choose a wider dtype"
-
-
 def member_of(values: pa.ChunkedArray, member: Sequence[str]) -> pa.ChunkedArray:
     """A field inside a struct column; null where a struct around it is."""
     return pc.struct_field(values, list(member)) if member else values
@@ -106,7 +97,7 @@ def _scalars(array: pa.Array, column: Column) -> np.ndarray | Text:
         numbers = array.cast(pa.uint8()).to_numpy(zero_copy_only=True).view(np.bool_)
     else:
         numbers = array.to_numpy(zero_copy_only=True)
-    numbers = _cast(numbers, column)
+    numbers = cast(numbers, column)
     if nulls is not None and column.fill:
         numbers = np.where(nulls, np.array(column.fill, numbers.dtype), numbers)
     return numbers
@@ -212,8 +203,7 @@ def _stored(array: pa.Array, column: Column) -> pa.Array:
         return array.cast(wanted)
     except pa.ArrowException as error:
         if pa.types.is_decimal(array.type) and pa.types.is_integer(wanted):
-            expected, remedy = unfit(column)
-            raise DataError(f"{expected}, got others; {remedy}") from error
+            raise refusal(column, lost_decimals(array, column.dtype)) from error
         raise _type_error(array, column) from error
 
 
@@ -237,24 +227,6 @@ def _text(array: pa.Array) -> Text:
         array = _binary(array).dictionary_encode()
     values = array.dictionary.cast(pa.large_binary()).to_numpy(zero_copy_only=False)
     return Text(array.indices.cast(pa.int32()).to_numpy(zero_copy_only=True), values)
-
-
-def _cast(numbers: np.ndarray, column: Column) -> np.ndarray:
-    wanted = np.dtype(column.dtype)
-    if numbers.dtype == wanted:
-        return numbers
-    if wanted.kind in "iu" and numbers.size:
-        limits = np.iinfo(wanted)
-        low, high = numbers.min().item(), numbers.max().item()  # Python compares them with the limits exactly
-        if not (low >= int(limits.min) and high <= int(limits.max)):  # NaN is neither
-            expected, remedy = unfit(column)
-            raise DataError(f"{expected}, got {low} to {high}; {remedy}")
-    with np.errstate(over="ignore"):
-        out = numbers.astype(wanted)
-    if wanted.kind == "f" and np.isinf(out).any() and (lost := np.isinf(out) & np.isfinite(numbers)).any():
-        expected, remedy = unfit(column)
-        raise DataError(f"{expected}, got {lost.sum()} that do not, for example {numbers[lost][0]}; {remedy}")
-    return out
 
 
 def _type_error(array: pa.Array, column: Column) -> DataError:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tfdist.data.arrow import values_of
+from tfdist.data.casts import lost, lost_decimals
 from tfdist.data.column import Column
 from tfdist.data.facts import Facts
 from tfdist.data.schema import Schema
@@ -34,7 +35,7 @@ def facts_of_batch(batch: pa.RecordBatch, schema: Schema) -> Facts:
         if column.narrows:
             outside = _outside(values, column)
             found["outside", name] = len(outside)
-            found["example", name] = outside.max().item() if len(outside) else None
+            found["example", name] = max(outside) if outside else None
     return Facts(batch.num_rows, found)
 
 
@@ -59,8 +60,10 @@ def facts_from_json(text: str) -> Facts:
     return Facts(raw["rows"], {(kind, name): value for kind, name, value in raw["found"]})
 
 
-def _outside(values: pa.Array, column: Column) -> np.ndarray:
-    """The single values that the column's dtype does not hold; of whole numbers NaN is one, a null is none."""
+def _outside(values: pa.Array, column: Column) -> list[float | str]:
+    """The single values that the column's dtype does not hold, decimals as text; a null is none."""
+    if decimal_digits(column.spark_type) is not None and np.dtype(column.dtype).kind in "iu":
+        return [str(value) for value in lost_decimals(values, column.dtype)]
     natural = tensor_type(column.spark_type)
     assert natural is not None
     plain = replace(
@@ -74,13 +77,5 @@ def _outside(values: pa.Array, column: Column) -> np.ndarray:
     )
     (numbers,) = values_of(values, plain)
     assert isinstance(numbers, np.ndarray)
-    wanted = np.dtype(column.dtype)
-    if wanted.kind == "f":
-        with np.errstate(over="ignore"):
-            lost: np.ndarray = np.isinf(numbers.astype(wanted)) & np.isfinite(numbers)
-        return numbers.compress(lost)
-    limits = np.iinfo(wanted)
-    held = (numbers >= limits.min) & (numbers <= limits.max)
-    if decimal_digits(column.spark_type) is not None:
-        held &= numbers % 1 == 0
-    return numbers.compress(~held)
+    outside: list[float | str] = lost(numbers, column.dtype).tolist()
+    return outside

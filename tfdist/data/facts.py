@@ -13,7 +13,8 @@ import pyspark.sql.functions as F
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 
-from tfdist.data.arrow import null_error, unfit
+from tfdist.data.arrow import null_error
+from tfdist.data.casts import unfit
 from tfdist.data.column import Column
 from tfdist.data.schema import Schema
 from tfdist.data.types import decimal_digits, tensor_type
@@ -86,9 +87,8 @@ def _is_outside(column: Column, value: SparkColumn) -> SparkColumn:
         fraction = value % F.lit(Decimal(1)) != 0
         return fraction | ~F.floor(value).between(F.lit(Decimal(low)), F.lit(Decimal(high)))
     if natural is not None and natural.dtype.startswith("float"):
-        # The largest float that is not above the largest whole number; NaN is outside.
-        top = float(high) if int(float(high)) <= high else float(np.nextafter(float(high), 0))
-        return ~value.between(float(low), top)
+        # The limits are powers of two, which floats hold exactly; NaN is above them.
+        return (value < float(low)) | (value >= float(high + 1)) | (F.rint(value) != value)
     return ~value.between(F.lit(Decimal(low)), F.lit(Decimal(high)))
 
 
