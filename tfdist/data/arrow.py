@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pyarrow.compute as pc
 
 from tfdist.data.casts import cast, lost_decimals, refusal
 from tfdist.data.column import Column
+from tfdist.data.sparse import dense_of_entries, entries_of, entries_of_dense
 from tfdist.data.types import decimal_digits, element_type, tensor_type
 from tfdist.data.values import Ragged, Text, Values
 from tfdist.errors import DataError
@@ -43,7 +45,9 @@ def values_of(values: pa.ChunkedArray | pa.Array, column: Column) -> tuple[Value
     if nulls and column.nulls in ("error", "drop"):
         raise null_error(column, nulls)
     own: Values
-    if column.layout == "ragged":
+    if column.layout == "sparse" or pa.types.is_struct(array.type):
+        own = _vectors(array, column)
+    elif column.layout == "ragged":
         own = _ragged(array, column, len(column.shape))
     else:
         own = (_lists if column.shape else _scalars)(array, column)
@@ -114,6 +118,37 @@ def _ragged(array: pa.Array, column: Column, depth: int) -> Values:
     splits = np.zeros(len(array) + 1, np.int64)
     np.cumsum(_lengths(array), out=splits[1:])
     return Ragged(_ragged(inner, column, depth - 1), splits)
+
+
+def _vectors(array: pa.Array, column: Column) -> Values:
+    """Vectors of Spark ML, each with its size and entries, or as arrays of all values."""
+    (length,) = column.shape or (None,)
+    if length is None or column.spark_type != "vector":
+        raise _type_error(array, column)
+    if not pa.types.is_struct(array.type):
+        dense = _lists(array, replace(column, layout="fixed"))
+        assert isinstance(dense, np.ndarray)
+        return entries_of_dense(dense)
+    sizes = pc.struct_field(array, "size")
+    wrong = pc.index(pc.not_equal(sizes, length), True).as_py()
+    if wrong >= 0:
+        raise DataError(
+            f"column {column.name!r}: expected vectors of size {length}, got one of {sizes[wrong].as_py()} in row "
+            f"{wrong}; the vectors of a column have one size"
+        )
+    lists = pc.struct_field(array, "entries")
+    splits = np.zeros(len(array) + 1, np.int64)
+    np.cumsum(_lengths(lists), out=splits[1:])
+    entries = lists.flatten()
+    values = _scalars(pc.struct_field(entries, "value"), column)
+    assert isinstance(values, np.ndarray)
+    rows = entries_of(pc.struct_field(entries, "place").to_numpy(), values, splits)
+    if column.layout == "sparse":
+        return rows
+    matrix = dense_of_entries(rows, length)
+    if column.fill:
+        matrix[np.asarray(array.is_null())] = column.fill
+    return matrix
 
 
 def _lists(array: pa.Array, column: Column) -> Values:

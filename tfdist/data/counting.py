@@ -26,11 +26,16 @@ def facts_of_batch(batch: pa.RecordBatch, schema: Schema) -> Facts:
         name, values = column.name, batch.column(column.file_name)
         found["nulls", name] = values.null_count
         if column.shape:
-            length = pc.min_max(pc.list_value_length(values)).as_py()
+            sparse = column.layout == "sparse"
+            lengths = pc.struct_field(values, "size") if sparse else pc.list_value_length(values)
+            length = pc.min_max(lengths).as_py()
             found["shortest", name], found["longest", name] = length["min"], length["max"]
             found["inner nulls", name] = 0
+            if sparse:
+                values = pc.struct_field(values, "entries")
             for _ in column.shape:
                 values = values.flatten()
+                values = pc.struct_field(values, "value") if sparse else values
                 found["inner nulls", name] += values.null_count
         if column.narrows:
             outside = _outside(values, column)
