@@ -36,6 +36,7 @@ def read(handle: Handle, rows: int = 1000) -> dict[str, list[Any]]:
     return {name: values.numpy().tolist() for name, values in batches[0].items()}
 
 
+WHOLE, ROUND = "expected whole numbers that fit {}", "round them in Spark, or keep floats"
 DAY = dt.date(1970, 1, 1)
 MICROSECOND = dt.timedelta(microseconds=1)
 OLD, NEW = dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31, 23, 59, 59, 999999)
@@ -190,7 +191,7 @@ def test_values_that_do_not_fit_their_dtype_are_found_while_writing(spark: Spark
         from_dataframe(df, cache_dir=tmp_path, nulls=nulls, dtypes={"a": "int32", "b": "int8", "c": "uint64"})
     assert str(caught.value).splitlines() == [
         f"column 'a': expected values that fit int32, got 1 that do not, for example {2**31}; choose a wider dtype",
-        "column 'b': expected values that fit int8, got 1 that do not, for example nan; choose a wider dtype",
+        f"column 'b': {WHOLE.format('int8')}, got 1 that do not, for example nan; {ROUND}",
         "column 'c': expected values that fit uint64, got 1 that do not, for example -1; choose a wider dtype",
     ]
     fits = from_dataframe(df.filter("b <= 1"), cache_dir=tmp_path, nulls=nulls, dtypes={"a": "uint32", "b": "int8"})
@@ -209,15 +210,33 @@ def test_narrowing_casts_of_fractions_floats_and_arrays_are_proved(spark: SparkS
     dtypes = {"a": "int64", "b": "int64", "c": "float32", "d": "float32", "e": "int8", "v": "float32"}
     with pytest.raises(DataError) as caught:
         from_dataframe(df, cache_dir=tmp_path, nulls=nulls, dtypes=dtypes)
-    expected, whole = "expected whole numbers that fit int64", "choose 'scaled int64', 'float64' or 'string'"
+    expected, way = WHOLE.format("int64"), "choose 'scaled int64', 'float64' or 'string'"
     assert str(caught.value).splitlines() == [
-        f"column 'a': {expected}, got 1 that do not, for example 1.50000000000000000000; {whole}",
-        f"column 'b': {expected}, got 1 that do not, for example {10**30}; {whole}",
+        f"column 'a': {expected}, got 1 that do not, for example 1.50000000000000000000; {way}",
+        f"column 'b': {expected}, got 1 that do not, for example {10**30}; {way}",
         "column 'c': expected values that fit float32, got 1 that do not, for example -1e+39; choose a wider dtype",
         "column 'd': expected values that fit float32, got 1 that do not, for example -1e+39; choose a wider dtype",
         "column 'e': expected values that fit int8, got 1 that do not, for example 200; choose a wider dtype",
         "column 'v': expected values that fit float32, got 1 that do not, for example -1e+39; choose a wider dtype",
     ]
+    cut = spark.sql(
+        "select c, float(c) f, array(c, 1d) d, array(array(float(c)), array()) e "
+        "from values (1.5d), (-2d), (0.25d), (double('-inf')) t(c)"
+    ).withColumn("v", array_to_vector("d"))
+    with pytest.raises(DataError) as caught:
+        from_dataframe(cut, cache_dir=tmp_path, dtypes=dict.fromkeys("cfdev", "int64"))
+    assert str(caught.value).splitlines() == [
+        f"column {name!r}: {WHOLE.format('int64')}, got 3 that do not, for example 1.5; {ROUND}" for name in "cfdev"
+    ]
+    kept = from_dataframe(cut.filter("c = -2"), cache_dir=tmp_path, dtypes=dict.fromkeys("cfdev", "int64"))
+    (batch,) = kept.to_tf(global_batch=1)
+    assert {name: _listed(v) for name, v in batch.items()} == {
+        "c": [-2],
+        "f": [-2],
+        "d": [[-2, 1]],
+        "e": [[[-2], []]],
+        "v": [[-2, 1]],
+    }
     fits = df.filter("c is null or isnan(c) or c > 0")
     handle = from_dataframe(
         fits, cache_dir=tmp_path, nulls=nulls, dtypes={k: dtypes[k] for k in "abc"}, features=list("abc")

@@ -238,13 +238,17 @@ def test_partitions_that_spark_cannot_hand_over_are_spread(spark: SparkSession) 
             {"f": "int8"},
         ),
         (["array_repeat(id, int(id % 2) + 3) v", "array(if(id = 5, null, id)) w"], {"v": "int64[3]"}),
+        (
+            ["id + if(id = 4, 0.5d, 0d) d", "cast(if(id = 4, '0.5', '9223372036854775807') as decimal(38,19)) m"],
+            {"d": "int32", "m": "int64"},
+        ),
     ],
-    ids=["nulls", "arrays"],
+    ids=["nulls", "arrays", "fractions"],
 )
 def test_rows_are_checked_as_when_they_are_written(
     spark: SparkSession, tmp_path: Path, expressions: list[str], choice: dict[str, str]
 ) -> None:
-    """Nulls without a policy, arrays of other lengths and values out of range have the words of from_dataframe."""
+    """Nulls without a policy, arrays of other lengths, values out of range: in the words of from_dataframe."""
     df = spark.range(0, 10, 1, 3).selectExpr(*expressions)
     with pytest.raises(DataError) as written:
         tfdist.data.from_dataframe(df, cache_dir=tmp_path, dtypes=choice)

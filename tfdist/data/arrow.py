@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tfdist.data.casts import cast, lost_decimals, refusal
 from tfdist.data.column import Column
+from tfdist.data.sparse import dense_of_entries, entries_of, entries_of_dense
 from tfdist.data.types import decimal_digits, element_type, tensor_type
 from tfdist.data.values import Ragged, Text, Values
 from tfdist.errors import DataError
@@ -42,7 +45,9 @@ def values_of(values: pa.ChunkedArray | pa.Array, column: Column) -> tuple[Value
     if nulls and column.nulls in ("error", "drop"):
         raise null_error(column, nulls)
     own: Values
-    if column.layout == "ragged":
+    if column.layout == "sparse" or pa.types.is_struct(array.type):
+        own = _vectors(array, column)
+    elif column.layout == "ragged":
         own = _ragged(array, column, len(column.shape))
     else:
         own = (_lists if column.shape else _scalars)(array, column)
@@ -58,16 +63,6 @@ def null_error(column: Column, count: int) -> DataError:
         f"column {name!r}: expected no nulls, got {count}; say nulls={{{name!r}: 'drop'}} (leave the rows out), "
         f"'mask' (adds {name + '_is_null'!r}) or ('fill', value), or filter them in Spark"
     )
-
-
-def unfit(column: Column) -> tuple[str, str]:
-    """What was expected of values that the dtype of a column does not hold, and what to do."""
-    if decimal_digits(column.spark_type) is not None and np.dtype(column.dtype).kind in "iu":
-        return (
-            f"column {column.name!r}: expected whole numbers that fit {column.dtype}",
-            "choose 'scaled int64', 'float64' or 'string'",
-        )
-    return f"column {column.name!r}: expected values that fit {column.dtype}", "choose a wider dtype"
 
 
 def member_of(values: pa.ChunkedArray, member: Sequence[str]) -> pa.ChunkedArray:
@@ -106,7 +101,7 @@ def _scalars(array: pa.Array, column: Column) -> np.ndarray | Text:
         numbers = array.cast(pa.uint8()).to_numpy(zero_copy_only=True).view(np.bool_)
     else:
         numbers = array.to_numpy(zero_copy_only=True)
-    numbers = _cast(numbers, column)
+    numbers = cast(numbers, column)
     if nulls is not None and column.fill:
         numbers = np.where(nulls, np.array(column.fill, numbers.dtype), numbers)
     return numbers
@@ -123,6 +118,37 @@ def _ragged(array: pa.Array, column: Column, depth: int) -> Values:
     splits = np.zeros(len(array) + 1, np.int64)
     np.cumsum(_lengths(array), out=splits[1:])
     return Ragged(_ragged(inner, column, depth - 1), splits)
+
+
+def _vectors(array: pa.Array, column: Column) -> Values:
+    """Vectors of Spark ML, each with its size and entries, or as arrays of all values."""
+    (length,) = column.shape or (None,)
+    if length is None or column.spark_type != "vector":
+        raise _type_error(array, column)
+    if not pa.types.is_struct(array.type):
+        dense = _lists(array, replace(column, layout="fixed"))
+        assert isinstance(dense, np.ndarray)
+        return entries_of_dense(dense)
+    sizes = pc.struct_field(array, "size")
+    wrong = pc.index(pc.not_equal(sizes, length), True).as_py()
+    if wrong >= 0:
+        raise DataError(
+            f"column {column.name!r}: expected vectors of size {length}, got one of {sizes[wrong].as_py()} in row "
+            f"{wrong}; the vectors of a column have one size"
+        )
+    lists = pc.struct_field(array, "entries")
+    splits = np.zeros(len(array) + 1, np.int64)
+    np.cumsum(_lengths(lists), out=splits[1:])
+    entries = lists.flatten()
+    values = _scalars(pc.struct_field(entries, "value"), column)
+    assert isinstance(values, np.ndarray)
+    rows = entries_of(pc.struct_field(entries, "place").to_numpy(), values, splits)
+    if column.layout == "sparse":
+        return rows
+    matrix = dense_of_entries(rows, length)
+    if column.fill:
+        matrix[np.asarray(array.is_null())] = column.fill
+    return matrix
 
 
 def _lists(array: pa.Array, column: Column) -> Values:
@@ -212,8 +238,7 @@ def _stored(array: pa.Array, column: Column) -> pa.Array:
         return array.cast(wanted)
     except pa.ArrowException as error:
         if pa.types.is_decimal(array.type) and pa.types.is_integer(wanted):
-            expected, remedy = unfit(column)
-            raise DataError(f"{expected}, got others; {remedy}") from error
+            raise refusal(column, lost_decimals(array, column.dtype)) from error
         raise _type_error(array, column) from error
 
 
@@ -237,24 +262,6 @@ def _text(array: pa.Array) -> Text:
         array = _binary(array).dictionary_encode()
     values = array.dictionary.cast(pa.large_binary()).to_numpy(zero_copy_only=False)
     return Text(array.indices.cast(pa.int32()).to_numpy(zero_copy_only=True), values)
-
-
-def _cast(numbers: np.ndarray, column: Column) -> np.ndarray:
-    wanted = np.dtype(column.dtype)
-    if numbers.dtype == wanted:
-        return numbers
-    if wanted.kind in "iu" and numbers.size:
-        limits = np.iinfo(wanted)
-        low, high = numbers.min().item(), numbers.max().item()  # Python compares them with the limits exactly
-        if not (low >= int(limits.min) and high <= int(limits.max)):  # NaN is neither
-            expected, remedy = unfit(column)
-            raise DataError(f"{expected}, got {low} to {high}; {remedy}")
-    with np.errstate(over="ignore"):
-        out = numbers.astype(wanted)
-    if wanted.kind == "f" and np.isinf(out).any() and (lost := np.isinf(out) & np.isfinite(numbers)).any():
-        expected, remedy = unfit(column)
-        raise DataError(f"{expected}, got {lost.sum()} that do not, for example {numbers[lost][0]}; {remedy}")
-    return out
 
 
 def _type_error(array: pa.Array, column: Column) -> DataError:

@@ -23,7 +23,8 @@ from tfdist.data.types import (
 from tfdist.errors import ConfigError, DataError
 
 _POLICIES = "'error', 'drop', 'mask' or ('fill', value)"
-_DTYPE = re.compile(r"(scaled )?([a-z0-9]*)(?:\[(<=)?(\d+|\*)\])?")
+_WANTED = (*DTYPES, "scaled int64", "sparse float32", "sparse float64")
+_DTYPE = re.compile(r"(scaled |sparse )?([a-z0-9]*)(?:\[(<=)?(\d+|\*)\])?")
 
 
 def column_of(field: Field, policy: str | tuple[str, Any], wanted: str | None) -> Column:
@@ -44,7 +45,7 @@ def column_of(field: Field, policy: str | tuple[str, Any], wanted: str | None) -
         parsed = _DTYPE.fullmatch(wanted)
         where = f"dtypes[{field.name!r}]"
         if parsed is None or (parsed[2] and parsed[2] not in DTYPES) or not wanted:
-            raise ConfigError(f"{where}: expected one of {', '.join(DTYPES)}, got {wanted!r}{nearest(wanted, DTYPES)}")
+            raise ConfigError(f"{where}: expected one of {', '.join(DTYPES)}, got {wanted!r}{nearest(wanted, _WANTED)}")
         if parsed[4] and tensor.depth != 1:
             raise ConfigError(f"{where}: expected no length for the type {field.spark_type}, got {wanted!r}")
         if parsed[4] and parsed[4] != "*" and int(parsed[4]) < 1:
@@ -54,12 +55,26 @@ def column_of(field: Field, policy: str | tuple[str, Any], wanted: str | None) -
         if parsed[4]:
             length = None if parsed[4] == "*" else int(parsed[4])
             layout = "ragged" if length is None else "padded" if parsed[3] else "fixed"
-        scaled = bool(parsed[1])
+        if parsed[1] == "sparse ":
+            if field.spark_type != "vector":
+                raise ConfigError(
+                    f"{where}: expected a vector of Spark ML to become sparse, got {field.spark_type}; make one with "
+                    "pyspark.ml.functions.array_to_vector"
+                )
+            if parsed[3]:
+                raise ConfigError(f"{where}: expected one length of a sparse tensor, got {wanted!r}")
+            layout = "sparse"
+        scaled = parsed[1] == "scaled "
         problem = cast_problem(field.spark_type, dtype, parsed[2] or dtype, scaled)
         if problem:
             raise ConfigError(f"{where}: {field.spark_type} cannot be cast to {wanted}; {problem}")
         dtype = parsed[2] or dtype
     nulls, fill = _policy(field.name, policy, dtype)
+    if layout == "sparse" and fill:
+        raise ConfigError(
+            f"nulls[{field.name!r}]: expected ('fill', 0), 'mask' or 'drop' for a sparse column, got {policy!r}, which "
+            "would fill whole rows; leave out 'sparse' in its dtype"
+        )
     shape = (length,) if tensor.depth == 1 else (None,) * tensor.depth
     return Column(
         name=field.name,
@@ -147,6 +162,15 @@ def mask_problems(columns: Sequence[Column], label: str | None) -> list[str]:
         f"nulls[{c.name!r}]: a label has no mask; use 'error', 'drop' or ('fill', value)"
         for c in columns
         if c.name == label and c.nulls == "mask"
+    ]
+
+
+def sparse_problems(columns: Sequence[Column], label: str | None) -> list[str]:
+    """What is wrong with sparse columns."""
+    return [
+        f"dtypes[{c.name!r}]: a label is dense, as Keras' losses need it; leave out 'sparse'"
+        for c in columns
+        if c.name == label and c.layout == "sparse"
     ]
 
 

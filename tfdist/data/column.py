@@ -8,22 +8,24 @@ from typing import Literal, NamedTuple
 from tfdist.data.types import tensor_type
 
 NullPolicy = Literal["error", "drop", "mask", "fill"]
-Layout = Literal["fixed", "padded", "ragged"]
+Layout = Literal["fixed", "padded", "ragged", "sparse"]
 
 
 class Tensor(NamedTuple):
-    """One tensor of a batch: ``[rows, *shape]``, ragged where a length is None."""
+    """One tensor of a batch: ``[rows, *shape]``, ragged where a length is None, or sparse."""
 
     name: str
     dtype: str
     shape: tuple[int | None, ...]
     path: tuple[str, ...] = ()
     """Keys under which it lies in a batch, one inside the other; none for its name alone."""
+    sparse: bool = False
+    """Whether only the values that are not 0 are there, each with its place."""
 
     @property
     def text(self) -> str:
         """For a person to read, for example ``float32[10]``, and ``*`` for a length that varies."""
-        return f"{self.dtype}[{', '.join('*' if n is None else str(n) for n in self.shape)}]"
+        return f"{'sparse ' * self.sparse}{self.dtype}[{', '.join('*' if n is None else str(n) for n in self.shape)}]"
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class Column:
         nullable: whether the source may hold nulls.
         nulls: what happens to them.
         fill: the value in their place, for ``fill``.
-        layout: of arrays: ``fixed`` length, shorter ones ``padded`` to a length, or ``ragged``.
+        layout: of arrays: ``fixed`` length, shorter ones ``padded`` to a length, or ``ragged``; of vectors ``fixed``
+            or ``sparse``.
         scaled: whether a decimal becomes the whole number of its last digit's units.
         path: of a field inside a struct, the names from that of the column on.
         member: the part of the path to follow inside the column ``file_name`` of the files.
@@ -76,13 +79,14 @@ class Column:
         length = self.shape[0] if len(self.shape) == 1 else None
         wanted = "*" if length is None else f"<={length}" if self.layout == "padded" else str(length)
         known = len(self.shape) == 1 and (length is not None or self.layout == "ragged")
-        return f"{'scaled ' if self.scaled else ''}{self.dtype}{f'[{wanted}]' if known else ''}"
+        manner = "scaled " if self.scaled else "sparse " if self.layout == "sparse" else ""
+        return f"{manner}{self.dtype}{f'[{wanted}]' if known else ''}"
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Its tensor, and with the policy ``mask`` the one that says where it was null."""
         path = self.path if self.nested else ()
-        own = Tensor(self.name, self.dtype, self.shape, path)
+        own = Tensor(self.name, self.dtype, self.shape, path, self.layout == "sparse")
         if self.nulls != "mask":
             return (own,)
         return own, Tensor(f"{self.name}_is_null", "bool", (), (*path[:-1], f"{path[-1]}_is_null") if path else ())

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tfdist.data.arrow import values_of
+from tfdist.data.casts import lost, lost_decimals
 from tfdist.data.column import Column
 from tfdist.data.facts import Facts
 from tfdist.data.schema import Schema
@@ -25,16 +26,21 @@ def facts_of_batch(batch: pa.RecordBatch, schema: Schema) -> Facts:
         name, values = column.name, batch.column(column.file_name)
         found["nulls", name] = values.null_count
         if column.shape:
-            length = pc.min_max(pc.list_value_length(values)).as_py()
+            sparse = column.layout == "sparse"
+            lengths = pc.struct_field(values, "size") if sparse else pc.list_value_length(values)
+            length = pc.min_max(lengths).as_py()
             found["shortest", name], found["longest", name] = length["min"], length["max"]
             found["inner nulls", name] = 0
+            if sparse:
+                values = pc.struct_field(values, "entries")
             for _ in column.shape:
                 values = values.flatten()
+                values = pc.struct_field(values, "value") if sparse else values
                 found["inner nulls", name] += values.null_count
         if column.narrows:
             outside = _outside(values, column)
             found["outside", name] = len(outside)
-            found["example", name] = outside.max().item() if len(outside) else None
+            found["example", name] = max(outside) if outside else None
     return Facts(batch.num_rows, found)
 
 
@@ -59,8 +65,10 @@ def facts_from_json(text: str) -> Facts:
     return Facts(raw["rows"], {(kind, name): value for kind, name, value in raw["found"]})
 
 
-def _outside(values: pa.Array, column: Column) -> np.ndarray:
-    """The single values that the column's dtype does not hold; of whole numbers NaN is one, a null is none."""
+def _outside(values: pa.Array, column: Column) -> list[float | str]:
+    """The single values that the column's dtype does not hold, decimals as text; a null is none."""
+    if decimal_digits(column.spark_type) is not None and np.dtype(column.dtype).kind in "iu":
+        return [str(value) for value in lost_decimals(values, column.dtype)]
     natural = tensor_type(column.spark_type)
     assert natural is not None
     plain = replace(
@@ -74,13 +82,5 @@ def _outside(values: pa.Array, column: Column) -> np.ndarray:
     )
     (numbers,) = values_of(values, plain)
     assert isinstance(numbers, np.ndarray)
-    wanted = np.dtype(column.dtype)
-    if wanted.kind == "f":
-        with np.errstate(over="ignore"):
-            lost: np.ndarray = np.isinf(numbers.astype(wanted)) & np.isfinite(numbers)
-        return numbers.compress(lost)
-    limits = np.iinfo(wanted)
-    held = (numbers >= limits.min) & (numbers <= limits.max)
-    if decimal_digits(column.spark_type) is not None:
-        held &= numbers % 1 == 0
-    return numbers.compress(~held)
+    outside: list[float | str] = lost(numbers, column.dtype).tolist()
+    return outside

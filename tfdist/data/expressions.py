@@ -42,7 +42,7 @@ def value_of(value: SparkColumn, column: Column, stored: bool = False) -> SparkC
     Files hold times as whole numbers: Spark's Parquet would write them as INT96, and refuses years before 1582.
     """
     if column.spark_type == "vector":
-        return vector_values(value)
+        return sparse_values(value) if column.layout == "sparse" else vector_values(value)
     convert = _TIMES.get(element_type(column.spark_type)) if stored else None
     if convert is None:
         return value
@@ -56,6 +56,18 @@ def vector_values(vector: SparkColumn) -> SparkColumn:
     from pyspark.ml.functions import vector_to_array
 
     return F.when(vector.isNotNull(), vector_to_array(vector))
+
+
+def sparse_values(vector: SparkColumn) -> SparkColumn:
+    """A vector as its size and the values that are not 0 with their places; null where it is missing."""
+    raw = F.unwrap_udt(vector)
+    values = raw["values"]
+    # A dense vector has neither size nor indices.
+    places = F.coalesce(raw["indices"], F.transform(values, lambda _, place: place))
+    entries = F.zip_with(places, values, lambda place, value: F.struct(place.alias("place"), value.alias("value")))
+    size = F.coalesce(raw["size"], F.size(values)).alias("size")
+    there = F.filter(entries, lambda entry: entry["value"] != 0).alias("entries")
+    return F.when(vector.isNotNull(), F.struct(size, there))
 
 
 def _days(value: SparkColumn) -> SparkColumn:

@@ -13,7 +13,8 @@ import pyspark.sql.functions as F
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 
-from tfdist.data.arrow import null_error, unfit
+from tfdist.data.arrow import null_error
+from tfdist.data.casts import unfit
 from tfdist.data.column import Column
 from tfdist.data.schema import Schema
 from tfdist.data.types import decimal_digits, tensor_type
@@ -54,8 +55,12 @@ def facts_of(written: DataFrame | None, schema: Schema) -> Facts:
             # Footers count the nulls of numbers; of long texts they do not, and of arrays they count the values.
             wanted["nulls", name] = F.count(F.when(values.isNull(), 1))
         if column.shape:
-            size = F.when(values.isNotNull(), F.size(values))
-            inner, missing = values, F.size(F.filter(values, _is_null))
+            size: SparkColumn
+            if column.layout == "sparse":
+                size, inner, missing = values["size"], values["entries"]["value"], F.lit(0)
+            else:
+                size, inner = F.when(values.isNotNull(), F.size(values)), values
+                missing = F.size(F.filter(values, _is_null))
             if len(column.shape) > 1:
                 inner = F.flatten(F.filter(values, _is_there))
                 missing += F.size(F.filter(inner, _is_null))
@@ -86,9 +91,8 @@ def _is_outside(column: Column, value: SparkColumn) -> SparkColumn:
         fraction = value % F.lit(Decimal(1)) != 0
         return fraction | ~F.floor(value).between(F.lit(Decimal(low)), F.lit(Decimal(high)))
     if natural is not None and natural.dtype.startswith("float"):
-        # The largest float that is not above the largest whole number; NaN is outside.
-        top = float(high) if int(float(high)) <= high else float(np.nextafter(float(high), 0))
-        return ~value.between(float(low), top)
+        # The limits are powers of two, which floats hold exactly; NaN is above them.
+        return (value < float(low)) | (value >= float(high + 1)) | (F.rint(value) != value)
     return ~value.between(F.lit(Decimal(low)), F.lit(Decimal(high)))
 
 
@@ -122,7 +126,7 @@ def checked_lengths(schema: Schema, counts: Mapping[str, int], facts: Facts) -> 
             )
         if column.shape[0] is not None:
             lengths[column.name] = column.shape[0]
-        elif column.layout == "fixed" and low == high and low != 0:  # TensorFlow cuts no batch out of tensors of size 0
+        elif column.layout != "ragged" and low == high and low != 0:  # TensorFlow cuts no batches out of size 0
             lengths[column.name] = low or 1
     if problems:
         raise DataError("\n".join(problems))

@@ -15,6 +15,7 @@ from tfdist.data.column import Column
 from tfdist.data.fields import Field
 from tfdist.data.manifest import Fragment
 from tfdist.data.schema import Schema
+from tfdist.data.sparse import entry_type
 from tfdist.data.storage import Entry, Storage
 from tfdist.errors import DataError
 
@@ -70,14 +71,25 @@ def null_counts(footers: Sequence[Footer], columns: Sequence[Column]) -> dict[st
 
 def row_bytes(footers: Sequence[Footer], schema: Schema) -> int:
     """Bytes of a row in memory, on average and at least 1."""
-    fixed, rows, text = 0, max(1, sum(f.metadata.num_rows for f in footers)), 0
+    rows, text = max(1, sum(f.metadata.num_rows for f in footers)), 0
+    for column in schema.columns:
+        if column.layout == "sparse":
+            entries = [c.num_values for f in footers for c in _chunks(f, f"{column.file_name}.entries")]
+            text += sum(entries) * entry_type(column.dtype).itemsize
+        if column.dtype == "string" or column.layout == "ragged":
+            text += sum(c.total_uncompressed_size for f in footers for c in _chunks(f, column.file_name))
+    return max(1, int(fixed_row_bytes(schema) + text // rows))
+
+
+def fixed_row_bytes(schema: Schema) -> int:
+    """Bytes of a row in memory without texts, lists and sparse entries."""
+    fixed = 0
     for column in schema.columns:
         for tensor in column.tensors:
             width = 4 if tensor.dtype == "string" else np.dtype(tensor.dtype).itemsize
-            fixed += 8 if column.layout == "ragged" else width * int(np.prod([n or 1 for n in tensor.shape]))
-        if column.dtype == "string" or column.layout == "ragged":
-            text += sum(c.total_uncompressed_size for f in footers for c in _chunks(f, column.file_name))
-    return max(1, int(fixed + text // rows))
+            varies = column.layout in ("ragged", "sparse")
+            fixed += 8 if varies else width * int(np.prod([n or 1 for n in tensor.shape]))
+    return fixed
 
 
 def fields_of(field: pa.Field, outer: tuple[str, ...] = ()) -> list[Field]:

@@ -11,7 +11,7 @@ from typing import Any
 from tfdist.data.arrow import null_error
 from tfdist.data.fields import Field, names_within
 from tfdist.data.folder import missing_files
-from tfdist.data.footers import fields_of, fragments_of, null_counts, read_footers, row_bytes
+from tfdist.data.footers import fields_of, fixed_row_bytes, fragments_of, null_counts, read_footers, row_bytes
 from tfdist.data.handle import Handle
 from tfdist.data.lengths import list_lengths
 from tfdist.data.location import default_cache_dir, open_storage
@@ -115,7 +115,7 @@ def _chosen(
         nested = {c.name: c.nested for c in columns}
         schema = replace(schema, columns=tuple(replace(c, nested=nested[c.name]) for c in schema.columns))
     _check_nulls(schema, held.null_counts)
-    return replace(held, schema=schema)
+    return replace(held, schema=schema, row_bytes=max(held.row_bytes, fixed_row_bytes(schema)))
 
 
 def _foreign(

@@ -17,7 +17,8 @@ from tfdist.data.column import Tensor
 from tfdist.data.failures import noted
 from tfdist.data.reader import Blocks, Reading
 from tfdist.data.schema import Schema
-from tfdist.data.tensors import flat, flat_specs, structured
+from tfdist.data.sparse import Sparse
+from tfdist.data.tensors import flat, flat_specs, structured, with_sparse
 from tfdist.data.values import Ragged, Values
 from tfdist.errors import ConfigError
 
@@ -35,7 +36,9 @@ def element_spec(schema: Schema) -> Any:
 
 
 def batch_spec(tensor: Tensor) -> Any:
-    """The ``tf.TensorSpec`` or ``tf.RaggedTensorSpec`` of a tensor of a batch."""
+    """The ``tf.TensorSpec``, ``tf.RaggedTensorSpec`` or ``tf.SparseTensorSpec`` of a tensor of a batch."""
+    if tensor.sparse:
+        return tf.SparseTensorSpec((None, *tensor.shape), tensor.dtype)
     if None in tensor.shape:
         return tf.RaggedTensorSpec((None, *tensor.shape), tensor.dtype, len(tensor.shape), tf.int64)
     return tf.TensorSpec((None, *tensor.shape), tensor.dtype)
@@ -45,12 +48,14 @@ def as_tensors(batch: Mapping[str, Any]) -> dict[str, Any]:
     """A batch of :meth:`Schema.as_batch` with the values of :func:`tfdist.data.batch_from_arrow` as a model takes it.
 
     Returns:
-        The same dicts with a ``tf.Tensor`` or ``tf.RaggedTensor`` for each value.
+        The same dicts with a ``tf.Tensor``, ``tf.RaggedTensor`` or ``tf.SparseTensor`` for each value.
     """
     return {name: as_tensors(v) if isinstance(v, Mapping) else _as_tensor(v) for name, v in batch.items()}
 
 
-def _as_tensor(values: Values) -> Any:
+def _as_tensor(values: Values | Sparse) -> Any:
+    if isinstance(values, Sparse):
+        return tf.SparseTensor(*values)
     if isinstance(values, Ragged):
         return tf.RaggedTensor.from_row_splits(_as_tensor(values.values), values.splits, validate=False)
     return tf.convert_to_tensor(values)
@@ -97,6 +102,7 @@ def dataset(
 
 def _mapped(batches: Any, schema: Schema, transform: Callable[[Any], Any] | None, ahead: bool) -> Any:
     """Batches after a transform of their features."""
+    transform = with_sparse(schema, transform)
     if transform is None:
         return batches
     # A parallel map draws ahead, and drawing the last batch of an iteration ends its epoch.

@@ -13,7 +13,7 @@ from tfdist.data.failures import noted
 from tfdist.data.handle import Shuffle
 from tfdist.data.sources import Block
 from tfdist.data.spool import Spool
-from tfdist.data.tensors import flat, flat_specs, structured
+from tfdist.data.tensors import flat, flat_specs, structured, with_sparse
 from tfdist.errors import ConfigError
 
 _AHEAD = 1  # pools that are made before they are needed
@@ -78,4 +78,8 @@ def _local(spool: Spool) -> Any:
     options.deterministic = True
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     steps = spool.order.steps * spool.dealt.epochs
-    return begin.flat_map(one).apply(tf.data.experimental.assert_cardinality(steps)).with_options(options)
+    batches = begin.flat_map(one).apply(tf.data.experimental.assert_cardinality(steps)).with_options(options)
+    whole = with_sparse(schema)
+    if whole is None:
+        return batches
+    return batches.map(whole if schema.label is None else lambda features, label: (whole(features), label))

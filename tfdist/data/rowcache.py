@@ -20,6 +20,7 @@ from tfdist.data.layout import Layout
 from tfdist.data.manifest import Manifest
 from tfdist.data.rowgroups import RowGroups
 from tfdist.data.schema import Schema
+from tfdist.data.sparse import entry_type
 from tfdist.data.values import Ragged, Text, Values, aligned
 from tfdist.errors import DataError
 
@@ -187,7 +188,7 @@ class _Codec(Protocol):
 
 
 class _Numbers:
-    def __init__(self, dtype: str, shape: tuple[int, ...]) -> None:
+    def __init__(self, dtype: str | np.dtype[Any], shape: tuple[int, ...]) -> None:
         self.dtype = np.dtype((np.dtype(dtype), shape))
 
     def encoded(self, values: np.ndarray) -> np.ndarray:
@@ -248,6 +249,8 @@ class _Lists:
 
 
 def _codec(tensor: Tensor, heap: _File) -> _Codec:
+    if tensor.sparse:
+        return _Lists(_Numbers(entry_type(tensor.dtype), ()), heap)
     depth = len(tensor.shape) if None in tensor.shape else 0
     shape = () if depth else tuple(n for n in tensor.shape if n is not None)
     codec: _Codec = _Texts(shape, heap) if tensor.dtype == "string" else _Numbers(tensor.dtype, shape)

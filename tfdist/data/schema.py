@@ -8,7 +8,14 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tfdist.data.choice import check_choice
-from tfdist.data.choosing import column_of, mask_problems, name_problems, pack_problems, warn_of_decimals
+from tfdist.data.choosing import (
+    column_of,
+    mask_problems,
+    name_problems,
+    pack_problems,
+    sparse_problems,
+    warn_of_decimals,
+)
 from tfdist.data.column import Column, Pack, Tensor
 from tfdist.data.fields import Field, names_within, nearest, spark_fields
 from tfdist.errors import ConfigError, DataError
@@ -52,7 +59,8 @@ class Schema:
             dtypes: column to the dtype to cast to, for example ``"float32"``; ``"scaled int64"`` keeps all digits of a
                 decimal, as the number of its last digit's units. For arrays ``"float32[64]"`` also declares the
                 length, ``"float32[<=64]"`` pads shorter ones at the end (with the fill value, else 0 or the empty
-                text), ``"float32[*]"`` is a ragged tensor.
+                text), ``"float32[*]"`` is a ragged tensor. For vectors of Spark ML ``"sparse float32"`` is a sparse
+                tensor of the values that are not 0.
             pack: name to numeric features of one dtype that become one tensor ``[rows, features]`` of that name.
 
         Raises:
@@ -99,7 +107,7 @@ class Schema:
                 wrong += error.problems
         if not features:
             wrong.append("features: expected at least one column, got none")
-        wrong += mask_problems(columns, label)
+        wrong += [*mask_problems(columns, label), *sparse_problems(columns, label)]
         packs = tuple(Pack(name, tuple(members)) for name, members in (pack or {}).items())
         wrong += pack_problems(packs, [c for c in columns if c.name != label], missing)
         if missing:
@@ -165,7 +173,13 @@ class Schema:
 
         # Keras keeps '/' for paths of variables.
         inputs = {
-            t.name: keras.Input(t.shape, dtype=t.dtype, name=t.name.replace("/", "|"), ragged=None in t.shape or None)
+            t.name: keras.Input(
+                t.shape,
+                dtype=t.dtype,
+                name=t.name.replace("/", "|"),
+                ragged=None in t.shape or None,
+                sparse=t.sparse or None,
+            )
             for t in self.model_inputs
         }
         return self.model_batch(inputs)
@@ -197,7 +211,8 @@ class Schema:
         tuples = ("shape", "path", "member")
         columns = tuple(Column(**{**c, **{k: tuple(c[k]) for k in tuples if k in c}}) for c in raw["columns"])
         packs = tuple(Pack(p["name"], tuple(p["members"])) for p in raw.get("packs", ()))
-        tensors = (Tensor(n, dtype, tuple(shape), tuple(path)) for n, dtype, shape, path in raw.get("outputs") or ())
+        outputs = raw.get("outputs") or ()
+        tensors = (Tensor(n, dtype, tuple(shape), tuple(path), *rest) for n, dtype, shape, path, *rest in outputs)
         return Schema(columns, raw["label"], packs, tuple(tensors) if raw.get("outputs") is not None else None)
 
 

@@ -8,15 +8,19 @@ import numpy as np
 import pyarrow as pa
 
 from tfdist.data.arrow import member_of, values_of
-from tfdist.data.column import Column
+from tfdist.data.column import Column, Tensor
 from tfdist.data.schema import Schema
+from tfdist.data.sparse import Sparse, matrix_of
 from tfdist.data.values import Ragged, Text, Values, aligned
 from tfdist.errors import DataError
+
+Plain = np.ndarray | Ragged | Sparse
+"""The values of a tensor, texts as bytes."""
 
 _PACKED_TOGETHER = 512  # rows, which stay in the processor's cache
 
 
-def batch_from_arrow(table: pa.Table | pa.RecordBatch, schema: Schema) -> dict[str, np.ndarray | Ragged]:
+def batch_from_arrow(table: pa.Table | pa.RecordBatch, schema: Schema) -> dict[str, Plain]:
     """Rows as the tensors that a model reads, with null policies and casts applied as in training.
 
     Rows that a ``drop`` policy leaves out are left out; :func:`rows_kept` says which ones stay.
@@ -27,7 +31,7 @@ def batch_from_arrow(table: pa.Table | pa.RecordBatch, schema: Schema) -> dict[s
 
     Returns:
         Tensor name to array ``[rows, *shape]``; ``object`` arrays of ``bytes`` for strings; values and splits for
-        lists of varying length. The label is left out.
+        lists of varying length; indices and values for sparse tensors. The label is left out.
 
     Raises:
         DataError: a column is missing, has nulls that its policy refuses, or values of another type or length.
@@ -39,7 +43,7 @@ def batch_from_arrow(table: pa.Table | pa.RecordBatch, schema: Schema) -> dict[s
         table = table.filter(pa.array(kept))
     columns = {name: values_of(_field(table, schema.column(name)), schema.column(name)) for name in schema.features}
     values = tensors_of(schema, columns)
-    return {tensor.name: _decoded(v) for tensor, v in zip(schema.inputs, values, strict=True)}
+    return {tensor.name: _decoded(v, tensor) for tensor, v in zip(schema.inputs, values, strict=True)}
 
 
 def tensors_of(schema: Schema, columns: Mapping[str, tuple[Values, ...]]) -> list[Values]:
@@ -61,9 +65,13 @@ def _packed(columns: Sequence[Values]) -> np.ndarray:
     return matrix
 
 
-def _decoded(values: Values) -> np.ndarray | Ragged:
+def _decoded(values: Values, tensor: Tensor) -> Plain:
     if isinstance(values, Ragged):
-        return Ragged(_decoded(values.values), values.splits)
+        if tensor.sparse:
+            return matrix_of(values, tensor.shape[0] or 0)
+        inner = _decoded(values.values, tensor)
+        assert not isinstance(inner, Sparse)
+        return Ragged(inner, values.splits)
     return values.values[values.codes] if isinstance(values, Text) else values
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -19,16 +19,63 @@ def flat(block: Block) -> list[np.ndarray]:
     return [array for tensor in block.tensors for array in _arrays(tensor, (block.steps, block.rows))]
 
 
+class Entries(NamedTuple):
+    """Rows of a sparse tensor until it is put together: TensorFlow cuts no batches out of a sparse one.
+
+    Args:
+        places: ``[..., rows, *] int32``, ragged.
+        values: ``[..., rows, *]``, ragged alike.
+    """
+
+    places: Any
+    values: Any
+
+
+def with_sparse(schema: Schema, transform: Callable[[Any], Any] | None = None) -> Callable[[Any], Any] | None:
+    """A transform of features after their sparse tensors were put together; as it is where there are none."""
+    sparse = [tensor for tensor in schema.inputs if tensor.sparse]
+    if not sparse:
+        return transform
+
+    def whole(features: Any) -> Any:
+        flat = {tensor.name: _found(features, tensor) for tensor in schema.inputs}
+        made = schema.as_batch({**flat, **{tensor.name: _sparse(flat[tensor.name], tensor) for tensor in sparse}})
+        return made if transform is None else transform(made)
+
+    return whole
+
+
+def _found(features: Any, tensor: Tensor) -> Any:
+    for key in tensor.path or (tensor.name,):
+        features = features[key]
+    return features
+
+
+def _sparse(rows: Entries, tensor: Tensor) -> Any:
+    """``[rows, length]``."""
+    numbers = rows.places.value_rowids()
+    indices = tf.stack([numbers, tf.cast(rows.places.values, tf.int64)], axis=1)
+    return tf.SparseTensor(indices, rows.values.values, tf.stack([rows.places.nrows(), *tensor.shape]))
+
+
 def _arrays(values: Values, shape: tuple[int, ...]) -> list[np.ndarray]:
     if isinstance(values, Ragged):
         return [np.diff(values.splits).reshape(shape), *_arrays(values.values, (-1,))]
     if isinstance(values, Text):
         return [*_arrays(values.codes, shape), values.values]
+    if values.dtype.names:
+        return [np.ascontiguousarray(values[name]) for name in values.dtype.names]
     return [values.reshape(*shape, *values.shape[1:])]
 
 
 def flat_specs(tensor: Tensor) -> list[Any]:
-    """What a tensor's block consists of: lengths of lists, outer ones first, then values, of text codes and values."""
+    """What a tensor's block consists of: lengths of lists, outer ones first, then values, of text codes and values.
+
+    Of a sparse tensor it is the number of entries in each row, their places and values.
+    """
+    if tensor.sparse:
+        places = tf.TensorSpec((None,), tf.int32), tf.TensorSpec((None,), tensor.dtype)
+        return [tf.TensorSpec((None, None), tf.int64), *places]
     depth = len(tensor.shape) if None in tensor.shape else 0
     specs = [tf.TensorSpec((None,) * (1 if level else 2), tf.int64) for level in range(depth)]
     shape = (None,) if depth else (None, None, *tensor.shape)
@@ -47,6 +94,9 @@ def structured(schema: Schema, arrays: list[Any]) -> Any:
 
 def _tensor(tensor: Tensor, parts: Iterator[Any]) -> Any:
     """``[steps, rows, *shape]`` out of the next arrays of a block."""
+    if tensor.sparse:
+        counts, places, numbers = (next(parts) for _ in range(3))
+        return Entries(_lists(places, counts), _lists(numbers, counts))
     lengths = [next(parts) for _ in tensor.shape] if None in tensor.shape else []
     values = next(parts)
     if tensor.dtype == "string":
@@ -54,7 +104,12 @@ def _tensor(tensor: Tensor, parts: Iterator[Any]) -> Any:
     for inner in reversed(lengths[1:]):
         values = tf.RaggedTensor.from_row_lengths(values, inner, validate=False)
     if lengths:
-        steps, rows = tf.unstack(tf.shape(lengths[0], tf.int64))
-        values = tf.RaggedTensor.from_row_lengths(values, tf.reshape(lengths[0], [-1]), validate=False)
-        values = tf.RaggedTensor.from_uniform_row_length(values, rows, steps, validate=False)
+        values = _lists(values, lengths[0])
     return values
+
+
+def _lists(values: Any, lengths: Any) -> Any:
+    """``[steps, rows, *]`` out of values and ``[steps, rows]`` lengths."""
+    steps, rows = tf.unstack(tf.shape(lengths, tf.int64))
+    values = tf.RaggedTensor.from_row_lengths(values, tf.reshape(lengths, [-1]), validate=False)
+    return tf.RaggedTensor.from_uniform_row_length(values, rows, steps, validate=False)

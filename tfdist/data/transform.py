@@ -144,6 +144,8 @@ def load_transform(content: bytes) -> Transform:
 
 
 def _row_spec(values: Any) -> Any:
+    if isinstance(values, tf.SparseTensor):
+        return tf.SparseTensorSpec(values.shape[1:], values.dtype)
     if isinstance(values, tf.RaggedTensor):
         if values.ragged_rank == 1:
             return tf.TensorSpec(values.shape[1:], values.dtype)
@@ -160,7 +162,8 @@ def _tensors(traced: Any, outer: tuple[str, ...]) -> Iterator[Tensor]:
             yield from _tensors(value, path)
             continue
         shape = getattr(value, "shape", None)
-        if not isinstance(value, tf.Tensor | tf.RaggedTensor) or shape is None or shape.rank in (None, 0):
+        kinds = tf.Tensor | tf.RaggedTensor | tf.SparseTensor
+        if not isinstance(value, kinds) or shape is None or shape.rank in (None, 0):
             raise ConfigError(
                 f"transform: expected a tensor with a row for each row of a batch, got {key!r}: {value!r}"
             )
@@ -169,9 +172,10 @@ def _tensors(traced: Any, outer: tuple[str, ...]) -> Iterator[Tensor]:
                 f"transform: expected as many rows as a batch has, got {shape[0]} in {key!r}; keep the first dimension"
             )
         unknown = [n for n in shape[1:] if n is None]
-        if unknown and isinstance(value, tf.Tensor):
+        if unknown and not isinstance(value, tf.RaggedTensor):
             raise ConfigError(
                 f"transform: expected a known shape of a row, got {tuple(shape[1:])} in {key!r}; say it with "
                 "tf.ensure_shape"
             )
-        yield Tensor(".".join(path), value.dtype.name, tuple(shape[1:]), path if outer else ())
+        sparse = isinstance(value, tf.SparseTensor)
+        yield Tensor(".".join(path), value.dtype.name, tuple(shape[1:]), path if outer else (), sparse)

@@ -105,6 +105,11 @@ def decimal_digits(spark_type: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def is_fractional(spark_type: str) -> bool:
+    """Whether values of a type may have a fraction: floats and decimals, arrays and vectors of them."""
+    return element_type(spark_type) in ("float", "double") or decimal_digits(spark_type) is not None
+
+
 def way_out(spark_type: str) -> str:
     """What to do with a column whose type has no tensor."""
     if spark_type.startswith("map<"):

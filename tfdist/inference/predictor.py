@@ -14,11 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from tfdist.data.schema import Schema
-from tfdist.data.tables import batch_from_arrow, rows_kept
-from tfdist.data.values import Ragged
+from tfdist.data.tables import Plain, batch_from_arrow, rows_kept
 from tfdist.environ import scoped_environ
 
-Predict = Callable[[Mapping[str, np.ndarray | Ragged]], np.ndarray]
+Predict = Callable[[Mapping[str, Plain]], np.ndarray]
 """Tensors by name, each ``[rows, *shape]``, to predictions ``[rows]`` or ``[rows, width]``."""
 
 _loaded: dict[str, Predict] = {}

@@ -14,7 +14,7 @@ import pyspark.sql.functions as F
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import types as T
 
-from tfdist.data.expressions import inner_value, vector_values
+from tfdist.data.expressions import inner_value, value_of
 from tfdist.data.fields import Field, nearest, spark_fields
 from tfdist.data.schema import Schema
 from tfdist.errors import ConfigError, DataError
@@ -67,7 +67,7 @@ def score(df: DataFrame, model: Any, *, output: str = "prediction", batch_rows: 
     width = len(df.columns)
     safe = df.toDF(*(f"c{i}" for i in range(width)))
     made = [i for i in positions if fields[i].spark_type == "vector" or fields[i].path]
-    prepared = safe.select("*", *(_made(fields[i]).alias(f"v{i}") for i in made))
+    prepared = safe.select("*", *(_made(fields[i], trained.schema).alias(f"v{i}") for i in made))
     places = tuple(width + made.index(i) if i in made else int(fields[i].file_name[1:]) for i in positions)
     scoring = Scoring(trained.file, trained.schema, places, width, trained.output, "p", batch_rows)
     value = _SPARK_TYPES[trained.output.dtype]
@@ -76,10 +76,10 @@ def score(df: DataFrame, model: Any, *, output: str = "prediction", batch_rows: 
     return scored.toDF(*df.columns, output)
 
 
-def _made(field: Field) -> Column:
+def _made(field: Field, schema: Schema) -> Column:
     """The values of a field that are no column as they are."""
     value = inner_value(F.col(field.file_name.partition("_")[0]), field.path[1:])
-    return vector_values(value) if field.spark_type == "vector" else value
+    return value_of(value, schema.column(field.name))
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,8 @@ def _schema_of_inputs(inputs: Mapping[str, Any], fields: list[Field]) -> Schema:
     dtypes = {}
     for name, tensor in inputs.items():
         length = tensor.shape[1] if name in vectors and len(tensor.shape) == 2 else None
-        dtypes[name] = tensor.dtype if length is None else f"{tensor.dtype}[{length}]"
+        sparse = "sparse " if getattr(tensor, "sparse", False) else ""
+        dtypes[name] = f"{sparse}{tensor.dtype}" if length is None else f"{sparse}{tensor.dtype}[{length}]"
     return Schema.from_fields(fields, features=list(inputs), dtypes=dtypes)
 
 
