@@ -8,6 +8,7 @@ Nothing is imported before it is known whose turn it is, for no environment has 
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import json
@@ -54,12 +55,24 @@ class Contender:
     prepare: Callable[[Path], None] | None = None
 
 
-def count(dataset: Any, label: Callable[[Any], Any]) -> int:
-    """Every batch drawn by TensorFlow's own loop."""
+@functools.cache
+def _drawing() -> Callable[[Any], Any]:
     import numpy as np
     import tensorflow as tf
 
-    return int(dataset.reduce(np.int64(0), lambda rows, batch: rows + tf.size(label(batch), tf.int64)))
+    def label(batch: Any) -> Any:
+        if hasattr(batch, "label"):
+            return batch.label
+        return batch["label"] if isinstance(batch, dict) else batch[1]
+
+    return tf.function(
+        lambda dataset: dataset.reduce(np.int64(0), lambda rows, batch: rows + tf.size(label(batch), tf.int64))
+    )
+
+
+def count(dataset: Any) -> int:
+    """Every batch drawn by TensorFlow in a function that was traced before, as that of ``model.fit``."""
+    return int(_drawing()(dataset))
 
 
 def raw_scan(folder: Path) -> Pass:
@@ -80,7 +93,7 @@ def tfdist_in_order(folder: Path) -> Pass:
 
     def read() -> int:
         handle = from_parquet(folder / "table", label="label")
-        return count(handle.to_tf(global_batch=BATCH, shuffle=False), lambda batch: batch[1])
+        return count(handle.to_tf(global_batch=BATCH, shuffle=False))
 
     return read
 
@@ -90,7 +103,7 @@ def tfdist_shuffled(folder: Path) -> Pass:
 
     dataset = from_parquet(folder / "table", label="label").to_tf(global_batch=BATCH, shuffle=True)
     count(dataset, lambda batch: batch[1])  # the first epoch, which writes the cache
-    return lambda: count(dataset, lambda batch: batch[1])
+    return lambda: count(dataset)
 
 
 def petastorm(folder: Path, *, rebatch: bool) -> Pass:
@@ -103,7 +116,7 @@ def petastorm(folder: Path, *, rebatch: bool) -> Pass:
         with make_batch_reader(url, num_epochs=1, shuffle_row_groups=False, **setting) as reader:
             dataset = make_petastorm_dataset(reader)
             dataset = dataset.rebatch(BATCH) if rebatch else dataset.unbatch().batch(BATCH)
-            return count(dataset, lambda batch: batch.label)
+            return count(dataset)
 
     return read
 
@@ -124,7 +137,7 @@ def huggingface(folder: Path, *, num_workers: int) -> Pass:
         dataset = table.with_format("numpy").to_tf_dataset(
             BATCH, columns=list(FIELDS), shuffle=False, num_workers=num_workers
         )
-        return count(dataset, lambda batch: batch["label"])
+        return count(dataset)
 
     return read
 
@@ -163,7 +176,7 @@ def tfrecord(folder: Path) -> Pass:
     def read(num_parallel_reads: int) -> int:
         dataset = tf.data.TFRecordDataset(files, num_parallel_reads=num_parallel_reads).batch(BATCH)
         dataset = dataset.map(lambda rows: tf.io.parse_example(rows, features), num_parallel_calls=tf.data.AUTOTUNE)
-        return count(dataset.prefetch(tf.data.AUTOTUNE).with_options(options), lambda batch: batch["label"])
+        return count(dataset.prefetch(tf.data.AUTOTUNE).with_options(options))
 
     return read
 
@@ -174,7 +187,7 @@ def tensor_slices(folder: Path) -> Pass:
 
     table = pq.read_table(folder / "table")
     tensors = {name: tf.constant(table[name].to_numpy()) for name in FIELDS}
-    return lambda: count(tf.data.Dataset.from_tensor_slices(tensors).batch(BATCH), lambda batch: batch["label"])
+    return lambda: count(tf.data.Dataset.from_tensor_slices(tensors).batch(BATCH))
 
 
 _TFDIST = ("", ("tensorflow-cpu", "pyarrow", "numpy"), ("tensorflow", "tfdist.data.pipeline", "tfdist.data.footers"))

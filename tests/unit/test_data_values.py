@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.data.values import Ragged, Text, Values, aligned, gathered, joined, part, rows_of
+from tfdist.data.values import Ragged, Text, Values, aligned, compact, gathered, joined, part, rows_of
 
 ROWS = st.lists(st.lists(st.lists(st.sampled_from([b"a", b"b", b"c"]), max_size=3), max_size=3), min_size=1, max_size=8)
 
@@ -61,3 +61,12 @@ def test_memory_is_used_again_only_when_no_array_is_over_it() -> None:
     assert other.ctypes.data != place
     del part_of_first
     assert aligned(shape, dtype).ctypes.data == place
+
+
+@given(st.lists(st.integers(0, 9), max_size=12))
+def test_a_compact_text_has_the_same_rows_and_no_value_too_many(codes: list[int]) -> None:
+    """Texts of few rows out of many distinct values keep the values that they use, and no more values than rows."""
+    text = Text(np.array(codes, np.int32), np.array([b"%d" % i for i in range(10)], object))
+    found = compact(text)
+    assert listed(found) == listed(text)
+    assert len(found.values) <= len(codes)

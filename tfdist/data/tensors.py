@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.data.column import Tensor
 from tfdist.data.schema import Schema
 from tfdist.data.sources import Block
-from tfdist.data.values import Ragged, Text, Values
+from tfdist.data.values import Ragged, Text, Values, compact
 
 
 def flat(block: Block) -> list[np.ndarray]:
@@ -62,6 +62,7 @@ def _arrays(values: Values, shape: tuple[int, ...]) -> list[np.ndarray]:
     if isinstance(values, Ragged):
         return [np.diff(values.splits).reshape(shape), *_arrays(values.values, (-1,))]
     if isinstance(values, Text):
+        values = compact(values)
         return [*_arrays(values.codes, shape), values.values]
     if values.dtype.names:
         return [np.ascontiguousarray(values[name]) for name in values.dtype.names]

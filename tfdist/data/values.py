@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 ALIGNMENT = 64
 """TensorFlow takes over arrays at such addresses, in bytes, and copies others."""
@@ -88,6 +89,14 @@ def gathered(values: Values, places: np.ndarray) -> Values:
     if isinstance(values, Text):
         return Text(_taken(values.codes, places), values.values)
     return _taken(values, places)
+
+
+def compact(text: Text) -> Text:
+    """The text with no more distinct values than places, since TensorFlow copies all of them."""
+    if len(text.values) <= text.codes.size:
+        return text
+    codes, used = pd.factorize(text.codes.reshape(-1))
+    return Text(codes.reshape(text.codes.shape).astype(np.int32), text.values[used])
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
