@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
+from PIL import Image
 from pyspark.sql import SparkSession
 
 import tfdist
@@ -41,7 +45,7 @@ def write_images(folder: Path, images: list[bytes]) -> Path:
 
 def read(handle: Handle) -> list[Any]:
     with own_errors():
-        return list(handle.to_tf(global_batch=64))
+        return list(handle.to_tf(global_batch=64, shuffle=False))
 
 
 def test_images_are_decoded_and_the_spec_is_the_decoded_one(tmp_path: Path) -> None:
@@ -68,14 +72,42 @@ def test_images_of_another_size_are_resized_on_request(tmp_path: Path) -> None:
     np.testing.assert_allclose(features["image"][2, -1, -1], np.full(3, 2 / 255), rtol=1e-5)
 
 
+def written_by_pillow(kind: str, *pictures: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    first, *others = map(Image.fromarray, pictures)
+    first.save(file, kind, **({"save_all": True, "append_images": others} if others else {}))
+    return file.getvalue()
+
+
+def test_pictures_of_all_kinds_are_those_of_tensorflow(tmp_path: Path) -> None:
+    """JPEG, PNG, BMP and the first picture of a GIF come as TensorFlow decodes each alone; several threads do so."""
+    pixels = np.random.default_rng(1).integers(0, 255, (60, 8, 12, 3), np.uint8)
+    images = [tf.io.encode_jpeg(one).numpy() for one in pixels[:57]] + [tf.io.encode_png(pixels[57]).numpy()]
+    images += [written_by_pillow("BMP", pixels[58]), written_by_pillow("GIF", pixels[59], pixels[58])]
+    wanted = np.stack([tf.io.decode_image(one, channels=3, expand_animations=False) for one in images])
+    decode = decode_images("image", (8, 12, 3))
+    ((features, _),) = read(from_parquet(write_images(tmp_path, images), label="row", transform=decode))
+    assert (features["image"].numpy() == wanted).all()
+    decode = decode_images("image", (5, 7, 3), resize=True)
+    ((features, _),) = read(from_parquet(tmp_path, label="row", transform=decode))
+    assert (features["image"].numpy() == np.round(tf.image.resize(wanted, (5, 7)))).all()
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("decode-images")]
+    allowed = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
+    assert (allowed > 1) <= len(threads) <= allowed
+
+
 def test_a_corrupt_image_is_named_by_its_row_and_file(tmp_path: Path) -> None:
-    """Row 777 of 1,000 holds half an image, or one of another size: the error has column, row, row group and file."""
+    """Row 777 of 1,000 holds half an image, or one of another size: the error has column, row, row group and file.
+
+    The first of several in a batch is told.
+    """
     images = encoded(1000)
+    images[800] = b"none"
     whole = images[777]
     images[777] = whole[: len(whole) // 2]
     path = write_images(tmp_path / "cut", images)
     words = (
-        r"column 'image': expected images of shape \(4, 5, 3\), got no image.* in row 777 of the data \(row 77 of row"
+        r"'image': .* \(4, 5, 3\), got no image .* \(Invalid PNG data.*\), .* in row 777 of the data \(row 77 of row"
     )
     with pytest.raises(DataError, match=words + rf" group 7 of {re.escape(str(path))}/part\.parquet\)"):
         read(from_parquet(path, transform=decode_images("image", SHAPE), features=["image"]))
