@@ -206,12 +206,12 @@ def main() -> None:
     parser.add_argument("--peers", type=Path, default=HERE.parent / ".peers", help="folder of make_peers.sh")
     parser.add_argument("--only", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
     arguments = parser.parse_args()
-    from pipeline import write
+    from pipeline import TABLES, write
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "table").mkdir()
-        write(folder / "table", arguments.rows, row_group=32768)
+        write(folder / "table", TABLES["narrow"], arguments.rows)
         found = {name: place(CONTENDERS[name], arguments.peers, folder) for name in arguments.only}
         places = {name: where for name, where in found.items() if where is not None}
         prepared = {name: prepare(name, where) for name, where in places.items() if CONTENDERS[name].prepare}
