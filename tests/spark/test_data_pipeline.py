@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import json
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -382,3 +385,27 @@ def test_in_the_scope_of_a_multi_worker_strategy_batches_are_distributed(handle:
     assert [a + b for a, b in zip(one["peeked"], other["peeked"], strict=True)] == plain[0][:1]
     for drawn in ("epochs", "stream"):
         assert [a + b for a, b in zip(one[drawn], other[drawn], strict=True)] == [*itertools.chain(*plain)]
+
+
+@pytest.mark.parametrize("shuffle", ORDERS)
+def test_a_dataset_that_is_let_go_gives_back_its_threads_and_files(handle: Handle, shuffle: Any) -> None:
+    """Iterations left in the middle end with their dataset, whatever was made of it; an iterator keeps them alive."""
+
+    def held() -> tuple[int, int]:
+        gc.collect()
+        threads = [thread for thread in threading.enumerate() if thread.name.startswith("tfdist-")]
+        for thread in threads:
+            thread.join(0.2)
+        return sum(thread.is_alive() for thread in threads), psutil.Process().num_fds()
+
+    list(handle.to_tf(global_batch=64, shuffle=shuffle))  # what is opened once
+    before = held()
+    for _ in range(5):
+        next(iter(handle.to_tf(global_batch=64, shuffle=shuffle).map(lambda features, label: label).prefetch(2)))
+    iterator = iter(handle.to_tf(global_batch=64, shuffle=shuffle).map(lambda features, label: features["row"]))
+    gc.collect()
+    assert sorted(row for rows in iterator for row in rows.numpy().tolist()) == list(range(500))
+    del iterator
+    after = held()
+    assert after[0] <= before[0]
+    assert after[1] <= before[1]

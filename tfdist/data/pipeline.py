@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -138,7 +139,8 @@ def _local(reading: Reading, epoch: int, start_step: int, repeat: bool) -> Any:
     steps = reading.epoch(epoch).batches.steps  # refuses impossible shares here, not in the middle of a training
     if start_step >= steps:
         raise ConfigError(f"start_step: expected a step of an epoch of {steps}, got {start_step}")
-    made = _batches(_Iterations(reading, epoch, start_step, repeat))
+    iterations = _Iterations(reading, epoch, start_step, repeat)
+    made = _batches(iterations)
     options = tf.data.Options()
     options.deterministic = True
     # An injected prefetch would take an epoch's last batch before the user does.
@@ -148,7 +150,9 @@ def _local(reading: Reading, epoch: int, start_step: int, repeat: bool) -> Any:
         made = made.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
     elif not start_step:
         made = made.apply(tf.data.experimental.assert_cardinality(steps))
-    return made.with_options(options)
+    made = made.with_options(options)
+    made.tfdist_iterations = iterations  # datasets made of this one, and iterators, hold it: see _batches
+    return made
 
 
 def _unpacked(batch: tuple[Any, ...]) -> Any:
@@ -240,13 +244,22 @@ def _batches(iterations: _Iterations) -> Any:
     Few functions with few operations: TensorFlow traces each of them, and optimises it anew for every iteration. The
     number of the iteration, which its first block gives, is the state of a scan. Nothing is made ahead here, since
     making the last block ends the epoch; the reader works ahead.
+
+    TensorFlow never lets go of a Python function in a dataset. This one refers weakly to the iterations, with their
+    threads, files and memory, and the dataset owns them.
     """
     schema = iterations.schema
     signature = [spec for tensor in schema.tensors for spec in flat_specs(tensor)]
+    made = weakref.WeakMethod(iterations.block)
+
+    def arrays_of(number: Any, index: Any) -> list[np.ndarray]:
+        if (owned := made()) is None:
+            raise ConfigError("to_tf: the dataset was deleted while it was read; keep a reference to it")
+        return owned(number, index)
 
     def block(number: Any, index: Any) -> Any:
         types = [tf.int64, *(spec.dtype for spec in signature)]
-        number, *arrays = tf.numpy_function(noted(iterations.block), [number, index], types)
+        number, *arrays = tf.numpy_function(noted(arrays_of), [number, index], types)
         for array, shape in zip([number, *arrays], [(), *(spec.shape for spec in signature)], strict=True):
             array.set_shape(shape)
         return number, structured(schema, arrays)

@@ -57,10 +57,10 @@ class Cached:
 
     def __init__(self, cache: RowCache) -> None:
         self._cache = cache
-        self._rounds = _Rounds(self._wanted, "tfdist-plan")
+        self._rounds = _Rounds[tuple[Round, list[int], list[np.ndarray]]]("tfdist-plan")
 
     def blocks(self, epoch: Epoch, number: int, ahead: tuple[Epoch, int] | None) -> Callable[[int], Block]:
-        planned, groups, rows = self._rounds.get(epoch, number, ahead)
+        planned, groups, rows = self._rounds.get(self._wanted, epoch, number, ahead)
         self._cache.wait(groups)
         return lambda place: Block(*planned.blocks[place], self._cache.take(rows[place]))
 
@@ -87,10 +87,10 @@ class Streamed:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tfdist-read")
         self._held: dict[tuple[int, int], Future[Group]] = {}
         self._next: tuple[int, int] | None = None
-        self._rounds = _Rounds(self._assembled, "tfdist-rounds")
+        self._rounds = _Rounds[Callable[[int], Block]]("tfdist-rounds")
 
     def blocks(self, epoch: Epoch, number: int, ahead: tuple[Epoch, int] | None) -> Callable[[int], Block]:
-        return self._rounds.get(epoch, number, ahead)
+        return self._rounds.get(self._assembled, epoch, number, ahead)
 
     def close(self) -> None:
         self._rounds.forget(self._forget)
@@ -123,29 +123,26 @@ class _Rounds(Generic[T]):
     """What is made of rounds, one after another by one thread, a round ahead of its use.
 
     Args:
-        make: of an epoch and the number of a round.
         name: of the thread.
     """
 
-    def __init__(self, make: Callable[[Epoch, int], T], name: str) -> None:
-        self._make = make
+    def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._ahead: tuple[tuple[int, int], Future[T]] | None = None
 
-    def get(self, epoch: Epoch, number: int, ahead: tuple[Epoch, int] | None) -> T:
+    def get(self, make: Callable[[Epoch, int], T], epoch: Epoch, number: int, ahead: tuple[Epoch, int] | None) -> T:
+        """What ``make`` makes of a round, while it begins with the round ``ahead``."""
         before, self._ahead = self._ahead, None
-        asked = before[1] if before and before[0] == (epoch.epoch, number) else self._begun(epoch, number)
+        asked = before[1] if before and before[0] == (epoch.epoch, number) else self._thread.submit(make, epoch, number)
         if ahead is not None:
-            self._ahead = (ahead[0].epoch, ahead[1]), self._begun(*ahead)
+            self._ahead = (ahead[0].epoch, ahead[1]), self._thread.submit(make, *ahead)
         return asked.result()
 
     def forget(self, forget: Callable[[], None] | None = None) -> None:
+        """Drop what was made ahead, and then call ``forget`` in the thread."""
         self._ahead = None
         if forget is not None:
             self._thread.submit(forget)
-
-    def _begun(self, epoch: Epoch, number: int) -> Future[T]:
-        return self._thread.submit(self._make, epoch, number)
 
 
 def _assembled(epoch: Epoch, planned: Round, groups: dict[int, Group], tensors: int) -> Callable[[int], Block]:
