@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,8 +41,8 @@ class Handle:
             return Handle(manifest, cache_dir)
         from tfdist.data.transform import transformed
 
-        manifest, chain = transformed(manifest, transform)
-        return Handle(manifest, cache_dir, chain)
+        schema, chain = transformed(manifest.schema, transform, manifest)
+        return Handle(replace(manifest, schema=schema), cache_dir, chain)
 
     @property
     def rows(self) -> int:
