@@ -130,7 +130,8 @@ class Handle:
 
         Returns:
             A ``tf.data.Dataset``; in the scope of a strategy over several workers the distributed dataset that
-            ``model.fit`` takes.
+            ``model.fit``, ``model.evaluate`` and ``model.predict`` take. They give every worker the values of all
+            workers: with ``shuffle=False`` the predictions of all rows, in the order of the source.
 
         Raises:
             ConfigError: a setting is out of range; there are fewer rows, or smaller batches, than workers; or a
