@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
 import os
+import re
 import time
 from collections import Counter
 from pathlib import Path
@@ -13,11 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import tfdist
-from tfdist.data.dealt import Dealt
+from tfdist.data.dealt import POOL_BYTES, Dealt
 from tfdist.data.streaming import Stream
 from tfdist.errors import ConfigError, DataError, WorkerError
 from tfdist.launch.program import dump_program
@@ -41,8 +44,6 @@ def run(spark: SparkSession, program: Any, frame: DataFrame, local_dir: Path, on
 
 def draw(dealt: Dealt, global_batch: int, shuffle: Any = True) -> dict[str, Any]:
     """All steps of all epochs as this worker sees them in the strategy's scope, after one look at the first."""
-    import tensorflow as tf
-
     from tfdist.data.failures import own_errors
     from tfdist.strategies.builders import strategy_scope
 
@@ -121,12 +122,49 @@ def test_one_epoch_writes_nothing_and_keeps_the_order(spark: SparkSession, local
         assert worker["files"] == 0
 
 
+def twice(features: Any) -> Any:
+    return {"twice": 2 * features["x"]}
+
+
+def as_text(features: Any) -> Any:
+    return {**features, "text": tf.strings.as_string(features["twice"])}
+
+
+def test_transforms_follow_each_batch_of_a_stream(spark: SparkSession, local_dir: Path) -> None:
+    """A list of them decides the element spec; each step's pool is transformed once, in order, after a look too."""
+    chain = [twice, as_text]
+    frame = spark.range(0, 120, 1, 2).selectExpr("id AS x", "id")
+    stream = tfdist.data.stream(frame, label="id", transform=chain)
+    assert stream.element_spec_text.splitlines() == ["twice: int64[]", "text: string[]", "label id: int64[]"]
+    dealt = dataclasses.replace(stream.dealt(2, 4, 1)[0], row_bytes=POOL_BYTES)
+    workers = run(spark, functools.partial(draw, dealt, 4, False), stream.frame, local_dir)
+    for rank, worker in enumerate(workers):
+        assert [*itertools.chain(*worker["ids"])] == list(range(60 * rank, 60 * rank + 60))
+        assert worker["peeked"] == worker["ids"][0]
+        for ids, x in zip(worker["ids"], worker["features"], strict=True):
+            assert x == {"twice": [2 * i for i in ids], "text": [str(2 * i) for i in ids]}
+    with pytest.raises(ConfigError, match=r"transform: expected a function of a batch .* it fails: KeyError"):
+        tfdist.data.stream(frame, transform=lambda f: f["none"])
+
+
+def test_a_corrupt_image_of_a_stream_is_named_by_what_finds_it(spark: SparkSession, local_dir: Path) -> None:
+    """There are no files to say the row of, so the error has a condition by which Spark finds it."""
+    png = tf.io.encode_png(np.zeros((2, 3, 3), np.uint8)).numpy()
+    images = spark.createDataFrame([(png if i != 33 else png[:40], i) for i in range(64)], "image binary, id int")
+    stream = tfdist.data.stream(images, label="id", transform=tfdist.data.decode_images("image", (2, 3, 3)))
+    dealt, frame = stream.dealt(2, 8, 1)
+    with pytest.raises(DataError, match=r"column 'image': .*sha2\(image, 256\) is '") as caught:
+        run(spark, functools.partial(draw, dealt, 8), frame, local_dir)
+    condition = re.search(r"where (sha2.*) is ('\w+')", str(caught.value))
+    assert condition is not None
+    assert [row.id for row in images.filter(f"{condition[1]} = {condition[2]}").collect()] == [33]
+
+
 def build_model(schema: tfdist.data.Schema) -> Any:
     import keras
 
     inputs = schema.keras_inputs()
-    x = keras.ops.stack([inputs["a"], inputs["b"]], axis=-1)
-    hidden = keras.layers.Dense(8, activation="relu")(x)
+    hidden = keras.layers.Dense(8, activation="relu")(inputs["x"])
     model = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(hidden))
     model.compile(keras.optimizers.SGD(0.05), "binary_crossentropy", metrics=["accuracy"])
     return model
@@ -136,15 +174,22 @@ def learnable(frame: DataFrame) -> DataFrame:
     return frame.selectExpr("float(sin(id)) a", "float(cos(7 * id)) b").selectExpr("*", "float(a + b > 0) y")
 
 
+def side_by_side(features: Any) -> Any:
+    return {"x": tf.stack([features["a"], features["b"]], axis=-1)}
+
+
 def test_a_stream_trains_to_the_weights_of_one_process(spark: SparkSession, tmp_path: Path, local_dir: Path) -> None:
-    """Three rows of one worker and five of the other in each step: the weights of one process on the same batches."""
+    """Three rows of one worker and five of the other in each step: the weights of one process on the same batches.
+
+    The transform is published beside the model, and scoring takes raw columns through it.
+    """
     steps, env = 50, {"TFDIST_LOCAL_DIR": str(local_dir)}
     rows = spark.range(0, 10 * steps, 1, 2).filter(f"id >= {5 * steps} or id % 5 < 3")
     batches = rows.selectExpr("id", f"if(id < {5 * steps}, int(id / 5), int((id - {5 * steps}) / 5)) step")
     in_turn = learnable(batches.repartition(1).sortWithinPartitions("step", "id").select("id"))
-    handle = tfdist.data.from_dataframe(in_turn, label="y", cache_dir=tmp_path)
+    handle = tfdist.data.from_dataframe(in_turn, label="y", cache_dir=tmp_path, transform=side_by_side)
     fit = tfdist.FitConfig(epochs=2, global_batch=8, seed=3, shuffle=False, output_dir=tmp_path / "stream")
-    stream = tfdist.data.stream(learnable(rows), label="y", name="rows")
+    stream = tfdist.data.stream(learnable(rows), label="y", name="rows", transform=side_by_side)
     assert stream.partitions == (3 * steps, 5 * steps)
     result = tfdist.fit(build_model, stream, validation=handle, compute=tfdist.ComputeConfig(slots=2, env=env), fit=fit)
     one = tfdist.fit(
@@ -157,6 +202,9 @@ def test_a_stream_trains_to_the_weights_of_one_process(spark: SparkSession, tmp_
         np.testing.assert_allclose(np.asarray(b), np.asarray(a), rtol=1e-5, atol=1e-6)
     assert result.rows == 8 * steps
     assert len(result.history["val_accuracy"]) == 2
+    scored = tfdist.score(in_turn, result).collect()
+    wanted = result.model().predict({"x": np.array([[row.a, row.b] for row in scored])}, verbose=0)[:, 0]
+    np.testing.assert_allclose([row.prediction for row in scored], wanted, rtol=1e-5)
 
 
 def test_an_error_of_the_plan_ends_the_training_with_its_text(

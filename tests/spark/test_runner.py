@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import psutil
 import pytest
@@ -15,7 +16,9 @@ from pyspark.sql.functions import pandas_udf
 from spark_tensorflow_distributor import MirroredStrategyRunner as UpstreamRunner
 
 import tfdist
+from tfdist.data import Handle
 from tfdist.errors import ConfigError, PreflightError, WorkerError
+from tfdist.testing import tiny_parquet, tiny_table
 
 
 def train_digits(learning_rate: float) -> dict[str, Any]:
@@ -142,6 +145,51 @@ def test_gpu_training_without_gpu_scheduling_names_the_setting(spark: SparkSessi
     """The default use_gpu=True on a cluster without GPU scheduling is refused with the keys to set."""
     with pytest.raises(PreflightError, match=r"spark\.task\.resource\.gpu\.amount"):
         tfdist.MirroredStrategyRunner(num_slots=2)
+
+
+def fit_evaluate_and_predict(handle: Handle, single: Handle) -> dict[str, Any]:
+    import keras
+
+    keras.utils.set_random_seed(1)
+    inputs = handle.schema.keras_inputs()
+    x = keras.ops.stack([inputs[f"x{i}"] for i in range(3)], axis=-1)
+    model = keras.Model(inputs, keras.layers.Dense(1)(x))
+    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+    history = model.fit(handle.to_tf(global_batch=8, seed=3), epochs=2, verbose=0).history
+    in_order = {"global_batch": 8, "shuffle": False}
+    return {
+        "history": history,
+        "evaluated": model.evaluate(handle.to_tf(**in_order), verbose=0, return_dict=True),
+        "evaluated single": model.evaluate(single.to_tf(**in_order), verbose=0, return_dict=True),
+        "predicted": model.predict(handle.to_tf(**in_order), verbose=0),
+        "by steps": model.predict(handle.to_tf(repeat=True, **in_order), steps=handle.steps(8), verbose=0),
+        "single": model.predict(single.to_tf(**in_order), verbose=0),
+        "kernel": model.get_weights()[0],
+        "bias": model.get_weights()[1],
+    }
+
+
+def test_keras_takes_the_pipeline_of_a_handle_and_predicts_in_the_order_of_rows(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """fit, evaluate and predict on two workers give the values of one; each has the predictions of all rows, in order.
+
+    101 rows end in batches of 7 and 6; of a data set of one row a worker has none.
+    """
+    handle, single = tiny_parquet(tmp_path / "many", 101), tiny_parquet(tmp_path / "single", 1)
+    runner = tfdist.MirroredStrategyRunner(num_slots=2, use_gpu=False, results="all")
+    ranks = runner.run(fit_evaluate_and_predict, handle=handle, single=single)
+    alone = tfdist.MirroredStrategyRunner(num_slots=1, use_gpu=False)
+    one = alone.run(fit_evaluate_and_predict, handle=handle, single=single)
+    for got in ranks:
+        for name in ("history", "evaluated", "evaluated single"):
+            assert got[name].keys() == one[name].keys()
+            for metric, value in one[name].items():
+                np.testing.assert_allclose(got[name][metric], value, rtol=1e-5, err_msg=f"{name} {metric}")
+        for name, rows in (("predicted", 101), ("by steps", 101), ("single", 1)):
+            table = tiny_table(rows)
+            x = np.stack([table[f"x{i}"].to_numpy() for i in range(3)], axis=1)
+            np.testing.assert_allclose(got[name], x @ got["kernel"] + got["bias"], rtol=1e-4, err_msg=name)
 
 
 def log_level_seen_by_tensorflow() -> str | None:

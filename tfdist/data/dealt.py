@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ class Dealt:
         shares: rows of each worker, by rank.
         row_bytes: bytes of a row in memory, on average.
         epochs: how often the rows are read.
+        transform: applied to the features of each batch.
     """
 
     name: str
@@ -33,15 +35,12 @@ class Dealt:
     shares: tuple[int, ...]
     row_bytes: int
     epochs: int = 1
+    transform: Callable[[Any], Any] | None = None
 
     @property
     def rows(self) -> int:
         """Rows of an epoch over all workers."""
         return sum(self.shares)
-
-    @property
-    def transform(self) -> None:
-        """A stream has none."""
 
     def steps(self, global_batch: int, drop_remainder: bool = False) -> int:
         """Steps of an epoch, the same on every worker.

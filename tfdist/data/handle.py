@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,8 +41,8 @@ class Handle:
             return Handle(manifest, cache_dir)
         from tfdist.data.transform import transformed
 
-        manifest, chain = transformed(manifest, transform)
-        return Handle(manifest, cache_dir, chain)
+        schema, chain = transformed(manifest.schema, transform, manifest)
+        return Handle(replace(manifest, schema=schema), cache_dir, chain)
 
     @property
     def rows(self) -> int:
@@ -130,7 +130,8 @@ class Handle:
 
         Returns:
             A ``tf.data.Dataset``; in the scope of a strategy over several workers the distributed dataset that
-            ``model.fit`` takes.
+            ``model.fit``, ``model.evaluate`` and ``model.predict`` take. They give every worker the values of all
+            workers: with ``shuffle=False`` the predictions of all rows, in the order of the source.
 
         Raises:
             ConfigError: a setting is out of range; there are fewer rows, or smaller batches, than workers; or a

@@ -77,11 +77,13 @@ def dataset(
         repeat: one endless stream of epochs, else each iteration is one epoch.
         transform: applied to the features of each batch.
     """
+    # A parallel map draws ahead, and drawing the last batch of an iteration ends its epoch.
+    together = tf.data.AUTOTUNE if repeat else None
     strategy = tf.distribute.get_strategy()
     if not getattr(strategy.extended, "_in_multi_worker_mode", bool)():
         context = worker_context()
         own = replace(reading, share=Share(context.rank, context.world_size))
-        return _mapped(_local(own, epoch, start_step, repeat), reading.manifest.schema, transform, repeat)
+        return mapped(_local(own, epoch, start_step, repeat), reading.manifest.schema, transform, together)
 
     world = strategy.num_replicas_in_sync
     steps = replace(reading, share=Share(0, world)).epoch(epoch).batches.steps
@@ -96,21 +98,19 @@ def dataset(
         each, rank = context.num_replicas_in_sync // context.num_input_pipelines, context.input_pipeline_id
         shares = [Share(rank * each + i, context.num_replicas_in_sync) for i in range(each)]
         own = one_after_another([_local(replace(reading, share=share), epoch, start_step, repeat) for share in shares])
-        return _mapped(own, reading.manifest.schema, transform, repeat)
+        return mapped(own, reading.manifest.schema, transform, together)
 
     return strategy.distribute_datasets_from_function(make)
 
 
-def _mapped(batches: Any, schema: Schema, transform: Callable[[Any], Any] | None, ahead: bool) -> Any:
-    """Batches after a transform of their features."""
+def mapped(batches: Any, schema: Schema, transform: Callable[[Any], Any] | None, together: int | None) -> Any:
+    """Batches after a transform of their features, so many of which are drawn at the same time."""
     transform = with_sparse(schema, transform)
     if transform is None:
         return batches
-    # A parallel map draws ahead, and drawing the last batch of an iteration ends its epoch.
-    calls = tf.data.AUTOTUNE if ahead else None
     if schema.label is None:
-        return batches.map(transform, num_parallel_calls=calls)
-    return batches.map(lambda features, label: (transform(features), label), num_parallel_calls=calls)
+        return batches.map(transform, num_parallel_calls=together)
+    return batches.map(lambda features, label: (transform(features), label), num_parallel_calls=together)
 
 
 def one_after_another(datasets: list[Any]) -> Any:

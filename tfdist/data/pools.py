@@ -11,9 +11,10 @@ from tfdist.cluster import worker_context
 from tfdist.data.dealt import Dealt, Order
 from tfdist.data.failures import noted
 from tfdist.data.handle import Shuffle
+from tfdist.data.pipeline import mapped
 from tfdist.data.sources import Block
-from tfdist.data.spool import Spool
-from tfdist.data.tensors import flat, flat_specs, structured, with_sparse
+from tfdist.data.spool import TRANSFORMED_TOGETHER, Spool
+from tfdist.data.tensors import flat, flat_specs, structured
 from tfdist.errors import ConfigError
 
 _AHEAD = 1  # pools that are made before they are needed
@@ -41,7 +42,8 @@ def dataset(dealt: Dealt, steps: int, shuffle: Shuffle, seed: int) -> Any:
                 f"{min(dealt.shares)} rows; make global_batch larger"
             )
         rows = dealt.shares[worker.rank]
-        return _local(Spool(dealt, Order(rows, steps * each, dealt.row_bytes, worker.rank, seed, shuffle)))
+        batches = _local(Spool(dealt, Order(rows, steps * each, dealt.row_bytes, worker.rank, seed, shuffle)))
+        return mapped(batches, dealt.schema, dealt.transform, TRANSFORMED_TOGETHER)
 
     if getattr(strategy.extended, "_in_multi_worker_mode", bool)():
         return strategy.distribute_datasets_from_function(make)
@@ -76,10 +78,8 @@ def _local(spool: Spool) -> Any:
     begin = tf.data.Dataset.range(1).map(lambda _: tf.numpy_function(spool.begin, [], tf.int64))
     options = tf.data.Options()
     options.deterministic = True
+    # The spool must know how far an iteration runs ahead.
+    options.experimental_optimization.inject_prefetch = False
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     steps = spool.order.steps * spool.dealt.epochs
-    batches = begin.flat_map(one).apply(tf.data.experimental.assert_cardinality(steps)).with_options(options)
-    whole = with_sparse(schema)
-    if whole is None:
-        return batches
-    return batches.map(whole if schema.label is None else lambda features, label: (whole(features), label))
+    return begin.flat_map(one).apply(tf.data.experimental.assert_cardinality(steps)).with_options(options)

@@ -21,9 +21,12 @@ from tfdist.data.tables import tensors_of
 from tfdist.data.values import Values, gathered, joined, part, rows_of
 from tfdist.errors import ConfigError, DataError
 
+TRANSFORMED_TOGETHER = 2
+"""Batches that go through a transform at the same time."""
+
 # How far an iteration may have run ahead of one batch that Keras looked at before it begins again: tf.distribute draws
-# up to four batches, and the pipeline makes pools before they are needed.
-_PEEKED_STEPS = 8
+# up to four batches, a transform some more, and the pipeline makes pools before they are needed.
+_PEEKED_STEPS = 8 + TRANSFORMED_TOGETHER
 _PEEKED_POOLS = 3
 
 # Rows that end early may be those of a plan that failed: to pyspark both are the end of a stream. Spark's own error,

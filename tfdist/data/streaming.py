@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,7 @@ class Stream:
             ``coalesce`` or of some unions are not.
         row_bytes: bytes of a row in memory, on average.
         name: what errors call it.
+        transform: applied to the features of each batch.
     """
 
     frame: DataFrame
@@ -41,6 +42,7 @@ class Stream:
     whole: bool
     row_bytes: int
     name: str
+    transform: Callable[[Any], Any] | None = None
 
     @property
     def rows(self) -> int:
@@ -98,7 +100,7 @@ class Stream:
                 f"{', '.join(map(str, shares))} rows on them, spread as evenly as Spark does; make fit.global_batch "
                 "larger, or use fewer slots"
             )
-        return Dealt(self.name, self.schema, shares, self.row_bytes, epochs), frame
+        return Dealt(self.name, self.schema, shares, self.row_bytes, epochs, self.transform), frame
 
 
 def stream(
@@ -109,6 +111,7 @@ def stream(
     nulls: Nulls | None = None,
     dtypes: Mapping[str, str] | None = None,
     pack: Mapping[str, Sequence[str]] | None = None,
+    transform: Any = None,
     name: str | None = None,
 ) -> Stream:
     """Training data from a DataFrame that is not written to shared storage: Spark hands its rows to the workers.
@@ -129,12 +132,14 @@ def stream(
         dtypes: column to the dtype to cast to, for example ``"float32"``, and how arrays are laid out; see
             :meth:`Schema.from_spark`.
         pack: name to numeric features of one dtype that become one tensor ``[rows, features]`` of that name.
+        transform: a function, or a list of them, of the features of a batch (a dict of tensors ``[rows, ...]``) that
+            returns those the model reads, as for :func:`from_dataframe`.
         name: what errors call it.
 
     Raises:
         DataError: a column is missing or has a type that becomes no tensor, or the rows have nulls without a policy or
             arrays of other lengths than declared.
-        ConfigError: a setting makes no sense.
+        ConfigError: a setting makes no sense, or the transform cannot be applied to the features.
     """
     from tfdist.data.materialize import stored_columns
 
@@ -145,7 +150,11 @@ def stream(
     nulls_in = {column: count for (kind, column), count in facts.found.items() if kind == "nulls"}
     decided = schema.with_lengths(checked_lengths(schema, nulls_in, facts))
     row_bytes = max(1, facts.found.get(("bytes", ""), 0) // max(1, facts.rows))
-    return Stream(frame, decided, tuple(part.rows for part in parts), whole, row_bytes, name or "stream")
+    if transform is not None:
+        from tfdist.data.transform import transformed
+
+        decided, transform = transformed(decided, transform)
+    return Stream(frame, decided, tuple(part.rows for part in parts), whole, row_bytes, name or "stream", transform)
 
 
 def _counted(frame: DataFrame, schema: Schema) -> tuple[list[Facts], bool]:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist.data.column import Tensor
 from tfdist.data.manifest import Manifest
 from tfdist.data.pipeline import batch_spec
+from tfdist.data.schema import Schema
 from tfdist.errors import ConfigError
 
 Transform = Callable[[dict[str, Any]], Any]
@@ -89,8 +90,15 @@ def per_row(function: Transform) -> PerRow:
     return PerRow(function)
 
 
-def transformed(manifest: Manifest, transform: Transform | Sequence[Transform]) -> tuple[Manifest, Transform]:
-    """A data set whose schema tells what a transform gives.
+def transformed(
+    schema: Schema, transform: Transform | Sequence[Transform], manifest: Manifest | None = None
+) -> tuple[Schema, Transform]:
+    """A schema that tells what a transform gives, and the transform as workers get it.
+
+    Args:
+        schema: with the lengths of arrays decided.
+        transform: a function of the features of a batch, or a list of them.
+        manifest: the files that will be read, where there are files.
 
     Raises:
         ConfigError: the transform fails on the columns, or gives something else than a dict of tensors with a row each.
@@ -100,7 +108,7 @@ def transformed(manifest: Manifest, transform: Transform | Sequence[Transform]) 
         if not callable(link):
             raise ConfigError(f"transform: expected a function of the features or a list of them, got {link!r}")
     chain = Deferred(Chain(links))
-    schema = replace(manifest.schema, outputs=None)
+    schema = replace(schema, outputs=None)
     specs = schema.as_batch({t.name: batch_spec(t) for t in schema.inputs})
     try:
         with reading(manifest):
@@ -114,12 +122,12 @@ def transformed(manifest: Manifest, transform: Transform | Sequence[Transform]) 
             f"transform: expected a function of a batch of features, such as {first.name!r} {first.text}; it fails: "
             f"{type(error).__name__}: {error}"
         ) from error
-    return replace(manifest, schema=replace(schema, outputs=tuple(_tensors(traced, ())))), chain
+    return replace(schema, outputs=tuple(_tensors(traced, ()))), chain
 
 
 @contextmanager
-def reading(manifest: Manifest) -> Iterator[None]:
-    """Let transforms that are traced inside know which data they will read."""
+def reading(manifest: Manifest | None) -> Iterator[None]:
+    """Let transforms that are traced inside know which files they will read."""
     token = _reading.set(manifest)
     try:
         yield
@@ -128,7 +136,7 @@ def reading(manifest: Manifest) -> Iterator[None]:
 
 
 def manifest_read() -> Manifest | None:
-    """The data that a transform which is traced now will read; None while scoring."""
+    """The files that a transform which is traced now will read; None for a stream and while scoring."""
     return _reading.get()
 
 
