@@ -2,63 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 
 from pyspark.sql import SparkSession
 
 from tfdist.data import Schema
-from tfdist.data.column import Column
+from tfdist.data.elements import Element, elements
 from tfdist.errors import ConfigError, DataError, UnsupportedVersionError
 from tfdist.launch import preflight
 from tfdist.strategies.versions import check_keras_version
 
 from .runner import null_policies, prepared_parts
-from .source import null_problems
+from .source import null_counts, null_problems
 from .spec import JobSpec
 from .tasks import task_of
 
 
-@dataclass(frozen=True)
-class ColumnRow:
-    """A line of the element spec: a column and the tensor that it becomes."""
-
-    column: str
-    spark_type: str
-    tensor: str
-    nulls: str
-
-
-def check_job(spec: JobSpec, spark: SparkSession) -> list[ColumnRow]:
+def check_job(spec: JobSpec, spark: SparkSession) -> list[Element]:
     """Look at versions, slots, source, columns, types and nulls; Spark counts the nulls, nothing is trained.
 
     Returns:
-        The element spec of the training data, the label last.
+        The element spec of the training data, with the nulls of the training and validation rows.
 
     Raises:
         ConfigError: ``problems`` holds everything that would stop the job.
     """
     problems = [*_version_problems(spec), *_slot_problems(spec, spark)]
-    schema = None
+    schema, counts = None, {}
     try:
         task = task_of(spec)
         parts = prepared_parts(spark, spec, task)
         schema = Schema.from_spark(parts.train.schema, label=task.label, nulls=null_policies(spec))
-        problems += null_problems(parts, spec)
+        counts = null_counts(parts)
+        problems += null_problems(counts, spec)
     except ConfigError as error:
         problems += error.problems
     except DataError as error:
         problems += str(error).splitlines()
     if problems or schema is None:
         raise ConfigError(problems)
-    return [_row(column, schema) for column in schema.columns]
-
-
-def _row(column: Column, schema: Schema) -> ColumnRow:
-    name = f"{column.name} (label)" if column.name == schema.label else column.name
-    nulls = f"fill {column.fill!r}" if column.nulls == "fill" else column.nulls
-    return ColumnRow(name, column.spark_type, column.tensors[0].text, nulls if column.nullable else "none")
+    return elements(schema, counts)
 
 
 def _version_problems(spec: JobSpec) -> list[str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -23,6 +23,9 @@ from tfdist.errors import ConfigError, DataError, TfdistError, UnsupportedVersio
 
 from .interruption import interrupt_on_sigterm, was_interrupted
 from .spec import JobSpec
+
+if TYPE_CHECKING:
+    from tfdist.data.elements import Element
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 _INTERRUPTED = "interrupted; the workers were ended"
@@ -69,14 +72,9 @@ def check(job: Job, overrides: Overrides = None, traceback: Traceback = False) -
         from .session import job_session
 
         with job_session(spec.spark, spec.name) as spark:
-            columns = check_job(spec, spark)
-        table = Table(title=f"{spec.name}: the training data", title_justify="left")
-        for heading in ("column", "Spark type", "tensor of a row", "nulls"):
-            table.add_column(heading)
-        for row in columns:
-            table.add_row(*map(escape, (row.column, row.spark_type, row.tensor, row.nulls)))
+            found = check_job(spec, spark)
         console = Console()
-        console.print(table)
+        _print_elements(console, found, f"{spec.name}: the training and validation data")
         console.print(f"[green]{spec.name}: no problem found[/green]")
 
 
@@ -112,6 +110,7 @@ def list_data(cache_dir: CacheDir = None) -> None:
 def show_data(name: Name, cache_dir: CacheDir = None) -> None:
     """Show a data set: its place, rows and columns."""
     from tfdist.data.cache import find_data
+    from tfdist.data.elements import elements
 
     with _errors_as_sentences(False):
         one = find_data(name, cache_dir)
@@ -120,19 +119,8 @@ def show_data(name: Name, cache_dir: CacheDir = None) -> None:
     if one.manifest is None:
         console.print("unfinished: left by a writer that was cut off, or still being written")
         return
-    nulls = one.manifest.null_counts
     console.print(f"{one.manifest.rows:,} rows, {one.manifest.dropped_rows:,} left out for nulls")
-    table = Table()
-    for heading in ("column", "Spark type", "tensor of a row", "nulls", "policy"):
-        table.add_column(heading, overflow="fold")
-    for column in one.manifest.schema.columns:
-        title = f"{column.name} (label)" if column.name == one.manifest.schema.label else column.name
-        count = f"{nulls[column.name]:,}" if column.name in nulls else "unknown"
-        policy = f"fill {column.fill!r}" if column.nulls == "fill" else column.nulls
-        table.add_row(*map(escape, (title, column.spark_type, column.tensors[0].text, count, policy)))
-    console.print(table)
-    for pack in one.manifest.schema.packs:
-        console.print(f"{pack.name}: {len(pack.members)} columns side by side", markup=False)
+    _print_elements(console, elements(one.manifest.schema, one.manifest.null_counts))
 
 
 @data.command("delete")
@@ -152,6 +140,20 @@ def delete_data(
         typer.echo(f"deleted {one.name}, {decimal(one.size_bytes)}")
     if not gone:
         typer.echo("nothing is over its time")
+
+
+def _print_elements(console: Console, found: Sequence[Element], title: str | None = None) -> None:
+    """The element spec as a table, a line each; only a terminal is as wide as it is."""
+    table = Table(title=title, title_justify="left")
+    for heading in ("column", "Spark type", "tensor of a row", "nulls", "policy"):
+        table.add_column(heading, overflow="fold", justify="right" if heading == "nulls" else "left")
+    for line in found:
+        table.add_row(*map(escape, (line.column, line.spark_type, line.tensor, line.nulls, line.policy)))
+    if not console.is_terminal:
+        console.width = max(
+            console.width, console.measure(table, options=console.options.update(max_width=1000)).maximum
+        )
+    console.print(table)
 
 
 def _day(seconds: float | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,16 +95,21 @@ def prepare(source: DataFrame, spec: JobSpec, columns: Sequence[str]) -> Parts:
     return Parts(part(wanted.split.train), part(wanted.split.validation), part(wanted.split.test))
 
 
-def null_problems(parts: Parts, spec: JobSpec) -> list[str]:
-    """Nulls in features of the training and validation rows that no policy covers, counted by Spark."""
-    columns = [c for c in parts.train.columns if spec.nulls.get(c, "error") == "error"]
-    rows = parts.train.unionByName(parts.validation)
+def null_counts(parts: Parts) -> dict[str, int]:
+    """Nulls in each column of the training and validation rows, counted by Spark."""
+    columns, rows = parts.train.columns, parts.train.unionByName(parts.validation)
     counts = rows.agg(*[F.count(F.when(F.col(quoted(c)).isNull(), 1)) for c in columns]).head()
+    assert counts is not None
+    return dict(zip(columns, counts, strict=True))
+
+
+def null_problems(counts: Mapping[str, int], spec: JobSpec) -> list[str]:
+    """Nulls that no policy covers."""
     return [
         f"nulls.{column}: expected no nulls in {column!r}, got {count}; filter them in prepare.filter"
         + ("" if column == spec.task.label else ", or set drop, mask or {fill: value} for it in nulls")
-        for column, count in zip(columns, counts, strict=True)
-        if count
+        for column, count in counts.items()
+        if count and spec.nulls.get(column, "error") == "error"
     ]
 
 

@@ -167,12 +167,24 @@ def test_a_check_reports_everything_at_once(tmp_path: Path) -> None:
 
 
 def test_a_check_shows_what_the_model_is_given(tmp_path: Path) -> None:
-    """``tfdist check`` of a good job prints each column, its tensor and its null policy, and trains nothing."""
-    process = tfdist_command("check", write_job(tmp_path), "--set", "spark.master=local[2]", cwd=tmp_path)
+    """``tfdist check`` of a good job prints each column, its type, tensor, nulls and policy, and trains nothing.
+
+    The lines are not wrapped where the output is no terminal.
+    """
+    nulls = {"kind": {"fill": "a colour that no row of this table has"}, "x.1": "mask"}
+    path = write_job(tmp_path, nulls=nulls)
+    process = tfdist_command("check", path, "--set", "spark.master=local[2]", cwd=tmp_path)
     assert process.returncode == 0, process.stderr
-    assert re.search(r"x\.1 .*float .*float32\[\] .*error", process.stdout)
-    assert re.search(r"kind .*string .*string\[\] .*fill ''", process.stdout)
-    assert re.search(r"late \(label\)", process.stdout)
+    assert "small: the training and validation data" in process.stdout
+    table = re.sub("[┃│]", "|", process.stdout)
+    for line in (
+        "| column | Spark type | tensor of a row | nulls | policy |",
+        "| x.1 | float | float32[] | 0 | mask |",
+        "| x.1_is_null | nulls of x.1 | bool[] | | |",
+        "| kind | string | string[] | 1 | fill 'a colour that no row of this table has' |",
+        "| late (label) | float | float32[] | 0 | error |",
+    ):
+        assert line in [" ".join(found.split()) for found in table.splitlines()], line
     assert not (tmp_path / "output").exists()
 
 

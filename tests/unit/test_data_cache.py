@@ -47,7 +47,15 @@ def test_data_sets_are_listed_shown_and_deleted(tmp_path: Path) -> None:
     assert "unfinished" in listed
     assert "models" not in listed
     shown = run("show", "flights-1")
-    assert all(text in shown for text in (str(tmp_path / "flights-1a"), "40 rows", "kind", "string[]"))
+    assert all(text in shown for text in (str(tmp_path / "flights-1a"), "40 rows"))
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in shown.splitlines() if line[:1] == "│"]
+    assert cells == [
+        ["x0", "float", "float32[]", "0", "error"],
+        ["x1", "float", "float32[]", "0", "error"],
+        ["x2", "float", "float32[]", "0", "error"],
+        ["kind", "string", "string[]", "0", "error"],
+        ["label (label)", "float", "float32[]", "0", "error"],
+    ]
     assert "2 data sets begin so: flights-2b, flights-1a" in run("delete", "flights", code=2)
     assert "expected a data set" in run("show", "nothing", code=2)
     assert "expected NAME or --expired" in run("delete", code=2)

@@ -46,6 +46,7 @@ class Column:
         scaled: whether a decimal becomes the whole number of its last digit's units.
         path: of a field inside a struct, the names from that of the column on.
         member: the part of the path to follow inside the column ``file_name`` of the files.
+        proved: whether the length of its arrays was found in the rows, instead of declared.
         nested: whether the tensor lies in dicts along the path, as the struct was chosen as a whole.
     """
 
@@ -61,6 +62,7 @@ class Column:
     scaled: bool = False
     path: tuple[str, ...] = ()
     member: tuple[str, ...] = ()
+    proved: bool = False
     nested: bool = False
 
     @property

@@ -111,9 +111,10 @@ def _chosen(
         dtypes={**casts, **(dtypes or {})},
         pack={p.name: p.members for p in held.schema.packs if chosen.issuperset(p.members)} if pack is None else pack,
     )
-    if features is None:
-        nested = {c.name: c.nested for c in columns}
-        schema = replace(schema, columns=tuple(replace(c, nested=nested[c.name]) for c in schema.columns))
+    proved = {c.name for c in columns if c.proved and c.name not in (dtypes or {})}
+    nested = {c.name for c in (columns if features is None else schema.columns) if c.nested}
+    again = (replace(c, nested=c.name in nested, proved=c.name in proved) for c in schema.columns)
+    schema = replace(schema, columns=tuple(again))
     _check_nulls(schema, held.null_counts)
     return replace(held, schema=schema, row_bytes=max(held.row_bytes, fixed_row_bytes(schema)))
 

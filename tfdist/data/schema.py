@@ -158,7 +158,7 @@ class Schema:
             lengths: column name to values in a row.
         """
         columns = (
-            replace(c, shape=(lengths[c.name],))
+            replace(c, shape=(lengths[c.name],), proved=c.proved or None in c.shape)
             if c.name in lengths
             else replace(c, layout="ragged")
             if None in c.shape
