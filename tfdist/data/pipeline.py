@@ -176,6 +176,7 @@ class _Iterations:
         self._epoch = first
         self._start_step = start_step
         self._started: list[tuple[int, int]] = []
+        self._ended: set[int] = set()
         self._open: OrderedDict[int, Blocks] = OrderedDict()
         first_epoch = reading.epoch(first)
         self._cache = reading.cache(first_epoch) if reading.cached else None
@@ -209,14 +210,14 @@ class _Iterations:
             return len(self._started) - 1
 
     def _arrays(self, number: int, index: int) -> list[np.ndarray]:
+        if number in self._ended:
+            return self._none
         blocks = self._blocks(number)
         if self.endless or index + 1 < len(blocks):
             return flat(blocks[index])
         if index + 1 == len(blocks):
             block = blocks[index]
             return flat(block.cut(0, block.steps - 1))
-        if index > len(blocks):
-            return self._none
         block = blocks[index - 1]
         self._end(number)
         return flat(block.cut(block.steps - 1, block.steps))
@@ -225,6 +226,7 @@ class _Iterations:
         """The last batch of an iteration is taken: the next iteration is the next epoch."""
         with self._lock:
             self._epoch, self._start_step = self._started[number][0] + 1, 0
+            self._ended.add(number)
             if done := self._open.pop(number, None):  # a newer iteration may just have closed it
                 done.close()
 
@@ -253,8 +255,12 @@ def _batches(iterations: _Iterations) -> Any:
     made = weakref.WeakMethod(iterations.block)
 
     def arrays_of(number: Any, index: Any) -> list[np.ndarray]:
-        if (owned := made()) is None:
-            raise ConfigError("to_tf: the dataset was deleted while it was read; keep a reference to it")
+        owned = made()
+        if owned is None:
+            raise ConfigError(
+                "to_tf: the dataset was deleted while it was read; keep a reference to it, and call to_tf outside of "
+                "functions that TensorFlow traces"
+            )
         return owned(number, index)
 
     def block(number: Any, index: Any) -> Any:

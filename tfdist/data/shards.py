@@ -8,75 +8,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
 from tfdist.data.batches import Batches, Share
 from tfdist.data.permutation import generator, keys_of, permuted
+from tfdist.data.rounds import Piece, Pool, Round, Take
 
 Mixing = Literal["none", "rows", "pool"]
 """How rows are shuffled: not at all; all rows of a lane, a few consecutive ones of which stay together on their way
 into a pool; or only those of a pool of consecutive rows, whose row groups are permuted."""
-
-
-class Piece(NamedTuple):
-    """Rows ``start`` to ``stop`` of a row group."""
-
-    group: int
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True)
-class Take:
-    """Where rows of a pool go: ``pool[order][offset : offset + count * width]``, seen as ``[count, width]``, columns
-    ``first`` to ``last``, to the columns from ``column`` of the block."""
-
-    block: int
-    offset: int
-    count: int
-    width: int
-    first: int
-    last: int
-    column: int
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Rows of one lane that are mixed with each other.
-
-    Args:
-        runs: ``[runs, 2] int64``, where they lie in the stream: first row, and one past the last.
-        rows: how many.
-        key: decides the permutation; None keeps the order.
-        takes: where they go.
-    """
-
-    runs: np.ndarray
-    rows: int
-    key: tuple[int, ...] | None
-    takes: tuple[Take, ...]
-
-    @cached_property
-    def order(self) -> np.ndarray | None:
-        """``[rows] int64``, the permutation; None keeps the order."""
-        return None if self.key is None else generator(*self.key).permutation(self.rows)
-
-
-@dataclass(frozen=True)
-class Round:
-    """Consecutive steps of a worker, read together.
-
-    Args:
-        start: the first step.
-        blocks: (steps, local rows) of each block: of full batches first, then each batch of the tail by itself.
-        pools: one for each lane that the worker touches.
-    """
-
-    start: int
-    blocks: tuple[tuple[int, int], ...]
-    pools: tuple[Pool, ...]
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ import numpy as np
 
 from tfdist.data.layout import Layout
 from tfdist.data.manifest import Manifest
+from tfdist.data.rounds import Pool, Round
 from tfdist.data.rowcache import RowCache
 from tfdist.data.rowgroups import Group, RowGroups
-from tfdist.data.shards import Epoch, Pool, Round
+from tfdist.data.shards import Epoch
 from tfdist.data.values import Values, aligned, gathered, joined, part, rows_of
 
 T = TypeVar("T")
