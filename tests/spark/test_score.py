@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import hashlib
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -212,3 +214,22 @@ def test_refused_nulls_end_the_query(frame: DataFrame, tmp_path: Path) -> None:
     scored = tfdist.score(frame, publish(build(schema, 1), schema, tmp_path))
     with pytest.raises(PythonException, match=r"DataError: column 'kind': expected no nulls, got 1; say nulls="):
         scored.collect()
+
+
+def test_only_what_tensorflow_always_says_is_left_out_of_the_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
+    """TensorFlow's greeting is not shown while a model is loaded; anything else is, also when loading fails."""
+    greeting = b"WARNING: All log messages before absl::InitializeLog() are\nI0 oneDNN custom operations are on.\n"
+
+    def load() -> None:
+        with predictor._without_greeting():
+            os.write(2, greeting + b"E0000 no such library\n")
+            raise ImportError
+
+    with pytest.raises(ImportError):
+        load()
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "E0000 no such library\nafter\n"
+    script = "from tfdist.inference.predictor import _without_greeting\nwith _without_greeting():\n import tensorflow"
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "oneDNN" not in process.stderr
+    assert "absl" not in process.stderr

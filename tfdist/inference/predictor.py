@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from tfdist.environ import scoped_environ
 
 Predict = Callable[[Mapping[str, Plain]], np.ndarray]
 """Tensors by name, each ``[rows, *shape]``, to predictions ``[rows]`` or ``[rows, width]``."""
+
+_GREETING = (b"WARNING: All log messages before absl::InitializeLog()", b"oneDNN custom operations are on")
 
 _loaded: dict[str, Predict] = {}
 """Content hash of a model file to the model, for as long as this process lives."""
@@ -114,9 +117,27 @@ def load(model: ModelFile) -> Predict:
     return _loaded[model.digest]
 
 
+@contextmanager
+def _without_greeting() -> Iterator[None]:
+    """Leaves out of the standard error what TensorFlow always says when it is imported, whatever its log level."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            held.seek(0)
+            with open(2, "wb", closefd=False) as stderr:
+                stderr.writelines(line for line in held if not any(known in line for known in _GREETING))
+
+
 def _load(file: ModelFile) -> Predict:
     quiet = {"TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2")}  # read at import
-    with scoped_environ(quiet):
+    with scoped_environ(quiet), _without_greeting():
         import keras
         import tensorflow as tf
 
