@@ -44,7 +44,12 @@ class RowGroups:
         number, place = self._places[group]
         fragment, schema = self._manifest.fragments[number], self._manifest.schema
         # One thread: decoding has one core, TensorFlow the others; more threads disturb each other.
-        table = self._file(number).read_row_group(place, columns=[_leaf(c) for c in schema.columns], use_threads=False)
+        options = {"columns": [_leaf(c) for c in schema.columns], "use_threads": False}
+        try:
+            table = self._file(number).read_row_group(place, **options)
+        except pa.lib.ArrowCapacityError:  # a dictionary ends at 2 GiB of distinct texts
+            with self._manifest.storage.parquet(fragment.path, coerce_int96_timestamp_unit="us") as plain:
+                table = plain.read_row_group(place, **options)
         if table.num_rows != fragment.row_groups[place]:
             raise self._changed(number, f"{table.num_rows} rows in row group {place}")
         return tensors_of(schema, {c.name: self._values(table, c, number, place) for c in schema.columns})

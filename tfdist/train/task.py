@@ -35,6 +35,11 @@ class TrainingData(Protocol):
     def to_tf(self, *, global_batch: int, shuffle: Shuffle, seed: int, repeat: bool, drop_remainder: bool) -> Any: ...
 
 
+def epoch_rows(train: TrainingData, fit: FitConfig) -> int:
+    """The rows that an epoch trains on: all, or those of its full batches."""
+    return train.rows // fit.global_batch * fit.global_batch if fit.drop_remainder else train.rows
+
+
 @dataclass(frozen=True)
 class FitTask:
     """One training.

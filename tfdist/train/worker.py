@@ -9,7 +9,7 @@ from typing import Any
 
 from tfdist.cluster import worker_context
 from tfdist.errors import ConfigError
-from tfdist.train.task import FitTask
+from tfdist.train.task import FitTask, epoch_rows
 
 
 def fit_on_worker(task: FitTask) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def fit_on_worker(task: FitTask) -> dict[str, Any]:
             arguments["validation_steps"] = task.validation.steps(batch)
         model = _checked(task.build_model(task.train.schema))
         clock.append(time.perf_counter())
-        events = EpochEvents(task.train.rows, fit.epochs)
+        events = EpochEvents(epoch_rows(task.train, fit), fit.epochs)
         callbacks = [*(task.callbacks() if task.callbacks else ()), *([events] if worker.is_chief else ())]
         arguments |= {"epochs": fit.epochs, "verbose": fit.verbose if worker.is_chief else 0, "callbacks": callbacks}
         history = model.fit(train, shuffle=False, **arguments).history  # the pipeline has shuffled
