@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 MIB = 2**20
-ROW_GROUP = 500
+ROW_GROUP, FILE_ROWS = 500, 5000
 # In a process of its own: what other tests have left in this one's heap would hide what is looked for.
 PROGRAM = """
 import gc, json, sys, psutil
@@ -50,13 +50,15 @@ def write(folder: Path, rows: int) -> Path:
         {
             "id": ids,
             "text": [f"text {i}" for i in ids],
-            "list": pa.ListArray.from_arrays(
-                np.concatenate([[0], np.cumsum(ids % 5)]), pa.array(np.repeat(ids, ids % 5))
-            ),
+            "list": pa.ListArray.from_arrays(splits, pa.array(np.repeat(ids, ids % 5))),
             **{f"x{i}": column for i, column in enumerate(values.T)},
         }
     )
-    pq.write_table(table, folder / "part.parquet", row_group_size=ROW_GROUP)
+    for start in range(
+        0, rows, FILE_ROWS
+    ):  # in files, since what a file says of its row groups is held while it is open
+        part = table.slice(start, FILE_ROWS)
+        pq.write_table(part, folder / f"part-{start:07}.parquet", row_group_size=ROW_GROUP)
     return folder
 
 
