@@ -45,6 +45,7 @@ def write(folder: Path, rows: int) -> Path:
     """Numbers, texts and lists, about 140 bytes in memory a row; no two texts are the same."""
     folder.mkdir()
     ids = np.arange(rows)
+    splits = np.concatenate([[0], np.cumsum(ids % 5)])
     values = np.random.default_rng(0).random((rows, 12))
     table = pa.table(
         {
