@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tfdist.errors import WorkerError
+from tfdist.errors import StallError, WorkerError
 from tfdist.launch.protocol import Failure
 
 SECONDARY_GRACE_S = 5.0
@@ -28,10 +28,11 @@ def worker_error(failure: Failure) -> WorkerError:
     worker's word. A type that cannot be combined with WorkerError is named in the text only.
     """
     name = failure.error_type.removeprefix("builtins.")
-    head = f"rank {failure.rank} on {failure.host}: {name}: {failure.message}"
-    parts = [head]
+    stalled = _lookup(failure.error_type) is StallError  # its message names all the ranks that it concerns
+    parts = [failure.message if stalled else f"rank {failure.rank} on {failure.host}: {name}: {failure.message}"]
     if failure.traceback:
-        parts += ["", f"Traceback of rank {failure.rank}:", failure.traceback.rstrip()]
+        what = "What rank {} did" if stalled else "Traceback of rank {}"
+        parts += ["", f"{what.format(failure.rank)}:", failure.traceback.rstrip()]
     elif failure.last_output:
         parts += ["", f"Last output of rank {failure.rank}:", *failure.last_output[-_SHOWN_LINES:]]
     facts: dict[str, Any] = {
@@ -50,8 +51,10 @@ def worker_error(failure: Failure) -> WorkerError:
 
 def _class_for(error_type: str, attributes: Sequence[str]) -> type[WorkerError]:
     own = _lookup(error_type)
-    if own is None or not issubclass(own, Exception) or issubclass(own, WorkerError):
+    if own is None or not issubclass(own, Exception):
         return WorkerError
+    if issubclass(own, WorkerError):
+        return own
     try:
         # A read-only property of the same name (TensorFlow's errors have a message) would refuse the attribute.
         plain = dict.fromkeys(attributes)

@@ -22,6 +22,7 @@ from tfdist.launch.channel import Channel, ChannelAddress, listen
 from tfdist.launch.failures import cause, find_report, spark_message, worker_error
 from tfdist.launch.protocol import Event, Failure, LaunchPlan
 from tfdist.launch.supervisor import supervise, supervise_with_rows
+from tfdist.launch.vigil import OF_OURS, Vigil
 
 try:
     from spark_tensorflow_distributor import MirroredStrategyRunner as UpstreamRunner
@@ -35,6 +36,7 @@ __all__ = ["BarrierRunner", "SparkLauncher", "UpstreamRunner", "active_session",
 
 _CANCEL_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 2.0
+_CHECK_EVERY_S = 0.5
 
 
 def _only_warnings(record: logging.LogRecord) -> bool:
@@ -118,7 +120,8 @@ class SparkLauncher:
         bind = conf.get("spark.driver.bindAddress", host) or host
         inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         with listen(host, bind, inbox.put) as channel:
-            job = _Job(BarrierRunner(self.spark, plan, channel.address, rows), program, channel, inbox)
+            vigil = Vigil(plan.tasks, plan.stall_timeout_s, self.startup_timeout_s)
+            job = _Job(BarrierRunner(self.spark, plan, channel.address, rows), program, channel, inbox, vigil)
             return job.follow(on_event)
 
     def _wait_for_slots(self, tasks: int, on_event: Callable[[Event], None]) -> None:
@@ -145,8 +148,14 @@ class _Job:
     """One barrier job in a thread of its own, so that the caller's thread can deliver events and be interrupted."""
 
     def __init__(
-        self, runner: BarrierRunner, program: bytes, channel: Channel, inbox: queue.SimpleQueue[Event]
+        self,
+        runner: BarrierRunner,
+        program: bytes,
+        channel: Channel,
+        inbox: queue.SimpleQueue[Event],
+        vigil: Vigil,
     ) -> None:
+        self.vigil = vigil
         self.runner, self.program, self.channel, self.inbox = runner, program, channel, inbox
         self.group = f"tfdist-{runner.plan.run_id}"
         self.results: list[bytes] | None = None
@@ -180,14 +189,29 @@ class _Job:
     def _deliver(self, on_event: Callable[[Event], None]) -> None:
         ended = False
         while not (ended and self.inbox.empty()):
-            event = self.inbox.get()
+            if not ended:
+                self._check_on_workers()
+            try:
+                event = self.inbox.get(timeout=_CHECK_EVERY_S)
+            except queue.Empty:
+                continue
+            if event["kind"] != "job-ended":
+                self.vigil.note(event, time.monotonic())
             if event["kind"] == "job-ended":
                 ended = True
                 self.channel.wait_until_closed(_CLOSE_TIMEOUT_S)
             elif event["kind"] == "failed":
                 self._note_failure(Failure.from_json(event["failure"]))
-            else:
+            elif event["kind"] not in OF_OURS:
                 on_event(event)
+
+    def _check_on_workers(self) -> None:
+        now = time.monotonic()
+        self.vigil.check_arrivals(now)
+        primary = any(not f.secondary for f in self.failures)
+        found = self.vigil.stall(now) or (self.vigil.blame(now) if self.failures else None)
+        if found and not primary:
+            self._note_failure(found)
 
     def _note_failure(self, failure: Failure) -> None:
         self.failures.append(failure)

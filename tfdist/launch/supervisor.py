@@ -71,8 +71,10 @@ def supervise(
             f"handshake: expected {plan.tasks} tasks, Spark started {len(task.getTaskInfos())}, one for each partition "
             "of the rows, which were counted before; cache() the frame, so that its partitions stay the same"
         )
-    host, _ = split_address(task.getTaskInfos()[rank].address)
+    hosts = [split_address(info.address)[0] for info in task.getTaskInfos()]
+    host = hosts[rank]
     with reserve_port() as port, connect(channel) as send, scratch_dir(plan.run_id, rank) as scratch:
+        send({"kind": "arrived", "rank": rank, "hosts": hosts})
         hello = WorkerHello(rank, host, port, _versions(), _devices(task, plan, rank))
         roster = Roster.gather([WorkerHello.from_json(text) for text in task.allGather(hello.to_json())])
         send({"kind": "joined", "rank": rank, "host": host, "pid": os.getpid(), "devices": list(hello.devices)})
