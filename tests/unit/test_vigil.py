@@ -74,6 +74,19 @@ def test_a_rank_that_no_longer_answers_is_the_cause() -> None:
     assert found.message.endswith("last step 4")
 
 
+def test_a_worker_that_imports_tensorflow_for_longer_than_the_limit_is_waited_for() -> None:
+    """Until its training process is there a worker has the startup timeout; one that never starts is named then."""
+    vigil = Vigil(2, 5.0, 120.0)
+    for rank in range(2):
+        vigil.note({"kind": "joined", "rank": rank, "host": f"h{rank}"}, 0.0)
+    assert vigil.stall(60.0) is None
+    vigil.note(alive_event(0, change(limit_s=5.0), ()), 119.0)
+    assert vigil.stall(119.0) is None
+    found = vigil.stall(120.0)
+    assert found is not None
+    assert found.message.startswith("rank 1 on h1: no longer answers, for 120 s")
+
+
 def test_survivors_of_a_suspended_or_silent_rank_are_not_blamed() -> None:
     """After a broken collective the rank that is suspended or silent is the cause, if there is one."""
     assert gang(STILL, STILL).blame(101.0) is None

@@ -12,8 +12,9 @@ from typing import Any
 
 from tfdist.cluster import Roster, WorkerContext, WorkerHello, tf_config
 from tfdist.launch.failures import SECONDARY_GRACE_S, cause, worker_error
-from tfdist.launch.ports import reserve_port
+from tfdist.launch.ports import reserve_port, with_other_ports
 from tfdist.launch.protocol import Event, Failure, LaunchPlan
+from tfdist.launch.reach import past_proxies
 from tfdist.launch.vigil import OF_OURS, Vigil
 from tfdist.launch.warm import WarmOwner
 from tfdist.launch.watch import Watch, scratch_dir
@@ -34,6 +35,9 @@ class LocalLauncher:
         Raises:
             WorkerError: a worker failed; the others were ended.
         """
+        return with_other_ports(lambda: self._launch(program, plan, on_event))
+
+    def _launch(self, program: bytes, plan: LaunchPlan, on_event: Callable[[Event], None]) -> list[bytes]:
         inbox: queue.SimpleQueue[tuple[int, Event | bytes | Failure]] = queue.SimpleQueue()
         with ExitStack() as cleanup:
             hellos = []
@@ -47,6 +51,7 @@ class LocalLauncher:
                 env = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "") if plan.use_gpu else ""}
                 if plan.tasks > 1:
                     env["TF_CONFIG"] = tf_config(roster, hello.rank)
+                    env |= past_proxies({**os.environ, **plan.env}, [_HOST])
                 owner = WarmOwner(os.getpid(), f"local-{os.getpid()}") if plan.warm else None
                 watch = Watch(plan, program, context, hello, env, owner)
                 cleanup.callback(watch.close)

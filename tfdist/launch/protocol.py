@@ -17,7 +17,7 @@ Event = dict[str, Any]
 """A small JSON object that a worker sends while it runs; it has at least ``kind`` and ``rank``."""
 
 # Variables that TensorFlow and CUDA read after import: a warm parent can serve children that differ in them.
-LATE_VARIABLES = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TFDIST_CONTEXT", "TFDIST_EVENT_FD", ROWS_FD)
+LATE_VARIABLES = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TFDIST_CONTEXT", "TFDIST_EVENT_FD", "no_grpc_proxy", ROWS_FD)
 
 
 class OnEvent(Protocol):

@@ -20,6 +20,7 @@ from tfdist.errors import ConfigError, LaunchError, PreflightError, WorkerError
 from tfdist.launch import preflight
 from tfdist.launch.channel import Channel, ChannelAddress, listen
 from tfdist.launch.failures import cause, find_report, spark_message, worker_error
+from tfdist.launch.ports import with_other_ports
 from tfdist.launch.protocol import Event, Failure, LaunchPlan
 from tfdist.launch.supervisor import supervise, supervise_with_rows
 from tfdist.launch.vigil import OF_OURS, Vigil
@@ -118,8 +119,18 @@ class SparkLauncher:
         conf = self.spark.sparkContext.getConf()
         host, _ = split_address(conf.get("spark.driver.host", "localhost") or "localhost")
         bind = conf.get("spark.driver.bindAddress", host) or host
+        return with_other_ports(lambda: self._launch(program, plan, on_event, rows, (host, bind)))
+
+    def _launch(
+        self,
+        program: bytes,
+        plan: LaunchPlan,
+        on_event: Callable[[Event], None],
+        rows: DataFrame | None,
+        addresses: tuple[str, str],
+    ) -> list[bytes]:
         inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        with listen(host, bind, inbox.put) as channel:
+        with listen(*addresses, inbox.put) as channel:
             vigil = Vigil(plan.tasks, plan.stall_timeout_s, self.startup_timeout_s)
             job = _Job(BarrierRunner(self.spark, plan, channel.address, rows), program, channel, inbox, vigil)
             return job.follow(on_event)

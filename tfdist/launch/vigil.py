@@ -15,6 +15,7 @@ OF_OURS = ("arrived", "alive", "left")
 SILENT_S = 4.0
 """Supervisors report every second; one that is silent for so long while its peers fail no longer answers."""
 
+_STARTUP_S = 120.0
 _STALL = "tfdist.errors.StallError"
 
 
@@ -22,8 +23,12 @@ _STALL = "tfdist.errors.StallError"
 class _Rank:
     host: str = ""
     heard: float | None = None
+    reports: bool = False  # its training process was started; the import of TensorFlow before that takes its time
     sign: Sign = field(default_factory=Sign)
     output: tuple[str, ...] = ()
+
+    def silent_s(self, now: float) -> float:
+        return 0.0 if self.heard is None else now - self.heard
 
 
 class Vigil:
@@ -65,7 +70,7 @@ class Vigil:
                 self._met = True
                 rank.host = event["host"]
             case "alive":
-                self._met = True
+                self._met = rank.reports = True
                 rank.sign = Sign(**event["sign"])
                 rank.output = tuple(event["output"])
 
@@ -99,7 +104,9 @@ class Vigil:
         known = {i: r for i, r in enumerate(self._ranks) if r.heard is not None and r.sign.at != At.DONE}
         if not self._met or not known:
             return None
-        silent = [i for i, r in known.items() if r.heard is not None and now - r.heard >= self._limit_s]
+        starting_s = max(self._limit_s, self._startup_s or _STARTUP_S)
+        limits = {i: self._limit_s if r.reports else starting_s for i, r in known.items()}
+        silent = [i for i, r in known.items() if r.silent_s(now) >= limits[i]]
         if not all(r.sign.stalled or r.sign.stopped or i in silent for i, r in known.items()):
             return None
         if not any(r.sign.stalled for r in known.values()) and not silent:
@@ -110,7 +117,7 @@ class Vigil:
     def blame(self, now: float) -> Failure | None:
         """After collectives broke on some workers: the failure of one that is suspended or silent, or None."""
         known = {i: r for i, r in enumerate(self._ranks) if r.heard is not None and r.sign.at != At.DONE}
-        guilty = [i for i, r in known.items() if r.sign.stopped or now - (r.heard or now) >= SILENT_S]
+        guilty = [i for i, r in known.items() if r.sign.stopped or (r.reports and r.silent_s(now) >= SILENT_S)]
         return self._failure(guilty, now) if guilty and len(guilty) < len(self._ranks) else None
 
     def _failure(self, guilty: Sequence[int], now: float) -> Failure:
@@ -127,7 +134,7 @@ class Vigil:
 
     def _cause(self, index: int, now: float) -> str:
         rank = self._ranks[index]
-        silent_s = now - (rank.heard or now)
+        silent_s = rank.silent_s(now)
         if silent_s >= SILENT_S:
             what = f"no longer answers, for {silent_s:.0f} s: its host, its executor or its network stands still"
         elif rank.sign.stopped:

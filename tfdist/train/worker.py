@@ -9,7 +9,7 @@ from typing import Any
 
 from tfdist.cluster import worker_context
 from tfdist.errors import ConfigError
-from tfdist.launch.pulse import At, mark
+from tfdist.launch.pulse import At, collective_timeout_s, mark
 from tfdist.train.task import FitTask, epoch_rows
 
 
@@ -30,7 +30,12 @@ def fit_on_worker(task: FitTask) -> dict[str, Any]:
         check_announced(task.output_dir, worker.run_id)
     clock = [time.perf_counter()]
     mark(At.MEETING)
-    with own_errors(), strategy_scope(worker.strategy, threads=task.compute.threads_per_worker, seed=fit.seed):
+    placed: dict[str, Any] = {
+        "threads": task.compute.threads_per_worker,
+        "seed": fit.seed,
+        "collective_timeout_s": collective_timeout_s(task.compute.stall_timeout_s),
+    }
+    with own_errors(), strategy_scope(worker.strategy, **placed):
         mark(At.WORKING)
         share: dict[str, Any] = {"repeat": True, "seed": fit.seed}
         train = task.train.to_tf(
