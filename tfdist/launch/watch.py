@@ -6,7 +6,6 @@ import json
 import os
 import selectors
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from tfdist.cluster import WorkerContext, WorkerHello
 from tfdist.launch.child import FAILURE, PROGRAM, RESULT, ChildOrder
 from tfdist.launch.protocol import Event, Failure, LaunchPlan
 from tfdist.launch.pulse import At, Pulse, Sign, new_page
+from tfdist.launch.signals import describe_end
 from tfdist.launch.vigil import alive_event
 from tfdist.launch.warm import WarmOwner, fork_child
 
@@ -156,6 +156,7 @@ class Watch:
             os.close(events_w)
         self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.status: int | None = None
+        self.rss_mib: float | None = None
 
     def until_done(self, send: Callable[[Event], None], driver_fd: int | None = None) -> bytes | Failure:
         """Relay until the program has returned or its process has ended.
@@ -238,6 +239,7 @@ class Watch:
                     next_sample += self.plan.sample_every_s
                     sample = sampler.take()
                     if sample is not None:
+                        self.rss_mib = sample["rss_mib"]
                         send({"kind": "sample", "rank": self.context.rank, **sample})
             # Its last words may still be in the pipes. A grandchild may hold them open, so nobody waits for their end.
             drain(lines, on_line)
@@ -251,12 +253,9 @@ class Watch:
         tail = tuple(self.last_lines)
         if report.exists():
             return Failure(self.hello.rank, self.hello.host, last_output=tail, **json.loads(report.read_text()))
-        if status < 0:
-            name = signal.Signals(-status).name
-            hint = "; the kernel does this when memory runs out" if -status == signal.SIGKILL else ""
-            return Failure(self.hello.rank, self.hello.host, name, f"the process was ended by {name}{hint}", "", tail)
-        message = f"the process ended with exit status {status} before the train function returned"
-        return Failure(self.hello.rank, self.hello.host, "SystemExit", message, "", tail)
+        # Only the Spark launcher knows an application.
+        name, message = describe_end(status, tail, on_spark=bool(self.plan.application), rss_mib=self.rss_mib)
+        return Failure(self.hello.rank, self.hello.host, name, message, "", tail)
 
 
 class _LineReader:
