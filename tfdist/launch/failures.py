@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import builtins
+import re
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from tfdist.errors import StallError, WorkerError
 from tfdist.launch.protocol import Failure
+from tfdist.launch.signals import ended_by, more_memory
 
 SECONDARY_GRACE_S = 5.0
 """How long a survivor's broken collective waits for the report of the worker that caused it."""
@@ -77,11 +80,37 @@ class TrainingEndedError(RuntimeError):
 
 
 _MARK = "tfdist-failure "
+_BARRIER_TASK = re.compile(r"barrier task \w+\(\d+, (\d+)\) finished unsuccessfully")
+_CRASHED = "Python worker exited unexpectedly"
+_LOST_EXECUTOR = re.compile(r"ExecutorLostFailure \(executor (\S+) [^)]*\)(?: Reason: (.*))?")
 
 
 def spark_message(spark_error: str) -> str:
     """The text of a Spark error without the lines of the Java stack."""
     return "\n".join(line for line in spark_error.splitlines() if line.strip() and not line.startswith("\t"))
+
+
+def lost_task(spark_error: str, hosts: Sequence[str]) -> Failure | None:
+    """The Failure of a worker whose task ended together with Spark's own process, or None.
+
+    Args:
+        spark_error: the text of Spark's error.
+        hosts: the host of each rank, as far as known.
+    """
+    task = _BARRIER_TASK.search(spark_error)
+    executor = _LOST_EXECUTOR.search(spark_error)
+    if task is None or int(task[1]) >= len(hosts) or not (executor or _CRASHED in spark_error):
+        return None
+    rank = int(task[1])
+    if executor is None:
+        cause = "the Spark Python worker of its task ended (killed, or out of memory)"
+        return Failure(rank, hosts[rank], "SparkTaskLost", f"{cause}. {more_memory(on_spark=True)}")
+    reason = (executor[2] or "no reason given").strip().rstrip(".")
+    code = re.search(r"exited with code (\d+)|exit(?:ed with)? (?:code|status):? (\d+)", reason)
+    end = ended_by(int(code[1] or code[2])) if code else None
+    how = reason if end is None else f"{reason}, that is {end.name}"
+    advice = f". {more_memory(on_spark=True)}" if end == signal.SIGKILL or "memory" in reason else ""
+    return Failure(rank, hosts[rank], "SparkExecutorLost", f"Spark lost its executor {executor[1]}: {how}{advice}")
 
 
 def find_report(spark_error: str) -> Failure | None:

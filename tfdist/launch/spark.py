@@ -19,7 +19,7 @@ from tfdist.cluster import split_address
 from tfdist.errors import ConfigError, LaunchError, PreflightError, WorkerError
 from tfdist.launch import preflight
 from tfdist.launch.channel import Channel, ChannelAddress, listen
-from tfdist.launch.failures import cause, find_report, spark_message, worker_error
+from tfdist.launch.failures import cause, find_report, lost_task, spark_message, worker_error
 from tfdist.launch.ports import with_other_ports
 from tfdist.launch.protocol import Event, Failure, LaunchPlan
 from tfdist.launch.supervisor import supervise, supervise_with_rows
@@ -132,7 +132,8 @@ class SparkLauncher:
         inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         with listen(*addresses, inbox.put) as channel:
             vigil = Vigil(plan.tasks, plan.stall_timeout_s, self.startup_timeout_s)
-            job = _Job(BarrierRunner(self.spark, plan, channel.address, rows), program, channel, inbox, vigil)
+            runner = BarrierRunner(self.spark, plan, channel.address, rows)
+            job = _Job(runner, program, channel, inbox, vigil, self.startup_timeout_s)
             return job.follow(on_event)
 
     def _wait_for_slots(self, tasks: int, on_event: Callable[[Event], None]) -> None:
@@ -165,8 +166,9 @@ class _Job:
         channel: Channel,
         inbox: queue.SimpleQueue[Event],
         vigil: Vigil,
+        startup_timeout_s: float,
     ) -> None:
-        self.vigil = vigil
+        self.vigil, self.startup_timeout_s, self.asked = vigil, startup_timeout_s, time.monotonic()
         self.runner, self.program, self.channel, self.inbox = runner, program, channel, inbox
         self.group = f"tfdist-{runner.plan.run_id}"
         self.results: list[bytes] | None = None
@@ -219,10 +221,34 @@ class _Job:
     def _check_on_workers(self) -> None:
         now = time.monotonic()
         self.vigil.check_arrivals(now)
+        if not self.vigil.anybody_came and now - self.asked >= self.startup_timeout_s:
+            self._check_that_spark_starts_us()
         primary = any(not f.secondary for f in self.failures)
         found = self.vigil.stall(now) or (self.vigil.blame(now) if self.failures else None)
         if found and not primary:
             self._note_failure(found)
+
+    def _check_that_spark_starts_us(self) -> None:
+        """Wait on while Spark is busy with anything else: other jobs, or stages that our rows come from.
+
+        Raises:
+            LaunchError: it is not, and no worker has come.
+        """
+        tracker = self.runner.sc.statusTracker()
+        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self.group)]
+        stages = [stage for job in jobs if job is not None for stage in job.stageIds]
+        barrier = max(stages, default=None)  # the last stage of our only job
+        running = {stage: tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()}
+        tasks = {stage: info.numActiveTasks for stage, info in running.items() if info is not None}
+        if any(count for stage, count in tasks.items() if stage != barrier):
+            self.asked = time.monotonic()
+            return
+        raise LaunchError(
+            f"0 of {self.runner.plan.tasks} workers came in {self.startup_timeout_s:.0f} s "
+            f"(compute.startup_timeout_s); Spark started {tasks.get(barrier, 0)} of their tasks and nothing else is "
+            "running. Look at the log of the executors: their Python does not start, or the tasks may run on some of "
+            "the hosts only"
+        )
 
     def _note_failure(self, failure: Failure) -> None:
         self.failures.append(failure)
@@ -234,7 +260,11 @@ class _Job:
         text = str(self.error)
         reported = find_report(text)
         failures = self.failures + ([reported] if reported else [])
-        of_ours = reported is not None or "LaunchError: " in text or self.group in text  # the group: cancelled by us
+        lost = lost_task(text, self.vigil.hosts)
+        if lost is not None and all(f.secondary for f in failures):  # what survivors say follows from it
+            failures = [lost]
+        # The name of the group is in the text when the run was cancelled by us.
+        of_ours = bool(reported or lost) or "LaunchError: " in text or self.group in text
         if self.runner.rows is not None and not of_ours:
             # The plan of the rows failed in Spark's own process; what the workers say follows from that.
             broken = WorkerError(
@@ -249,9 +279,9 @@ class _Job:
         handshake = next((line for line in text.splitlines() if "LaunchError: " in line), None)
         if handshake:
             return LaunchError(handshake.partition("LaunchError: ")[2])
-        lost = WorkerError(f"Spark ended the training before a worker could say why: {text}")
-        lost.__cause__ = self.error
-        return lost
+        ended = WorkerError(f"Spark ended the training before a worker could say why: {text}")
+        ended.__cause__ = self.error
+        return ended
 
 
 def spark_facts(spark: SparkSession) -> preflight.SparkFacts:

@@ -9,7 +9,7 @@ from tfdist.errors import LaunchError
 from tfdist.launch.protocol import Event, Failure
 from tfdist.launch.pulse import At, Sign
 
-OF_OURS = ("arrived", "alive", "left")
+OF_OURS = ("arrived", "alive")
 """Kinds of events that are for a vigil, not for the user."""
 
 SILENT_S = 4.0

@@ -25,7 +25,7 @@ from tfdist.launch.child import FAILURE, PROGRAM, RESULT, ChildOrder
 from tfdist.launch.protocol import Event, Failure, LaunchPlan
 from tfdist.launch.pulse import At, Pulse, Sign, new_page
 from tfdist.launch.signals import describe_end
-from tfdist.launch.vigil import alive_event
+from tfdist.launch.vigil import OF_OURS, alive_event
 from tfdist.launch.warm import WarmOwner, fork_child
 
 KEPT_LINES = 100
@@ -212,7 +212,7 @@ class Watch:
             event = {**json.loads(line), "rank": self.context.rank}
             if event["kind"] == "done":
                 done = True
-            else:
+            elif event["kind"] not in OF_OURS:
                 send(event)
 
         def on_driver_gone() -> None:
