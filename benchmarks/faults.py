@@ -204,7 +204,8 @@ def python_daemons() -> list[psutil.Process]:
 def keep_away(handle: Any, folder: Path) -> None:
     """One of two workers never comes: what would start it on its executor is suspended."""
     executor = min(p.ppid() for p in python_daemons())
-    suspended = [p for p in python_daemons() if p.ppid() == executor]
+    below = psutil.Process(executor).children(recursive=True)
+    suspended = [p for p in below if "pyspark.daemon" in command_line(p)]
     for process in suspended:
         process.suspend()
     (folder / "time").write_text(str(time.time()))
@@ -212,7 +213,8 @@ def keep_away(handle: Any, folder: Path) -> None:
         train(handle, folder, MISSING, startup_timeout_s=_STALL_S)
     finally:
         for process in suspended:
-            process.resume()
+            if process.is_running():
+                process.resume()
 
 
 MISSING = "a worker never comes"
@@ -321,7 +323,7 @@ def main() -> None:
         handle = tiny_parquet(folder, 100)
         outcomes = []
         with spark_cluster() as spark:
-            spark.sparkContext.range(4, numSlices=2).map(lambda i: time.sleep(0.5)).count()  # Python is there
+            look_around(spark)  # Python is there
             for name in arguments.names or FAULTS:
                 print(name, file=sys.stderr, flush=True)
                 outcomes.append(run_fault(spark, handle, name))

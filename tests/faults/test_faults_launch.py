@@ -23,6 +23,7 @@ EXPECTED = {
     "kill -9 of a Spark Python worker": ("WorkerError", "the Spark Python worker of its task ended"),
     "kill -9 of an executor's JVM": ("WorkerError", "that is SIGKILL. Raise spark.executor.memoryOverhead"),
 }
+MISSING = "a worker never comes"  # after a first training, whose Python is the one to be suspended
 UNSEEN = ("a port is taken", "two runs at once")
 
 
@@ -31,7 +32,16 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What each fault led to, by name, in one session in a process of its own; and what was left after its end."""
     file = tmp_path_factory.mktemp("faults") / "outcomes.json"
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
-    command = [sys.executable, "benchmarks/faults.py", "a worker never comes", *EXPECTED, *UNSEEN, "--json", str(file)]
+    command = [
+        sys.executable,
+        "benchmarks/faults.py",
+        "raise",
+        MISSING,
+        *list(EXPECTED)[1:],
+        *UNSEEN,
+        "--json",
+        str(file),
+    ]
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     content = json.loads(file.read_text())
@@ -51,7 +61,7 @@ def test_a_fault_ends_the_run_with_rank_host_and_cause(found: dict[str, Any], na
 
 def test_a_rendezvous_without_all_workers_ends_with_a_list(found: dict[str, Any]) -> None:
     """When the Python of one executor does not start, the error counts who came and names who did not."""
-    outcome = found["a worker never comes"]
+    outcome = found[MISSING]
     assert outcome["error_type"] == "LaunchError", outcome
     assert re.match(r"1 of 2 workers came in 5 s .*; missing: rank [01] of 127\.0\.0\.1\.", outcome["message"]), outcome
 
@@ -64,7 +74,7 @@ def test_what_is_no_fault_of_the_user_is_not_seen(found: dict[str, Any], name: s
 
 def test_after_each_fault_the_session_is_as_before(found: dict[str, Any]) -> None:
     """No training process is left, a pandas UDF sees nothing of ours, and Spark's Python daemons live on."""
-    for name in (*EXPECTED, "a worker never comes", *UNSEEN):
+    for name in (*EXPECTED, MISSING, *UNSEEN):
         assert found[name]["left"] == [], name
         assert found[name]["seen"] == [], name
         assert bool(found[name]["daemons_lost"]) == ("JVM" in name), name

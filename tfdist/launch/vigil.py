@@ -104,7 +104,7 @@ class Vigil:
         known = {i: r for i, r in enumerate(self._ranks) if r.heard is not None and r.sign.at != At.DONE}
         if not self._met or not known:
             return None
-        starting_s = max(self._limit_s, self._startup_s or _STARTUP_S)
+        starting_s = max(self._limit_s, self._startup_s or 0.0, _STARTUP_S)
         limits = {i: self._limit_s if r.reports else starting_s for i, r in known.items()}
         silent = [i for i, r in known.items() if r.silent_s(now) >= limits[i]]
         if not all(r.sign.stalled or r.sign.stopped or i in silent for i, r in known.items()):
