@@ -123,7 +123,7 @@ def build_model(schema: Any) -> Any:
     return model
 
 
-def train(handle: Any, folder: Path, name: str, startup_timeout_s: float = 120.0) -> None:
+def train(handle: Any, folder: Path, name: str) -> None:
     """Train on two Spark workers until fault ``name`` ends it."""
     how = INSIDE.get(name)
     pids: dict[int, int] = {}
@@ -140,9 +140,7 @@ def train(handle: Any, folder: Path, name: str, startup_timeout_s: float = 120.0
     tfdist.fit(
         build_model,
         handle,
-        compute=tfdist.ComputeConfig(
-            slots=2, stall_timeout_s=_STALL_S, threads_per_worker=1, startup_timeout_s=startup_timeout_s
-        ),
+        compute=tfdist.ComputeConfig(slots=2, stall_timeout_s=_STALL_S, threads_per_worker=1),
         fit=tfdist.FitConfig(epochs=_HOURS, global_batch=20, output_dir=folder / "out"),
         callbacks=None if how is None else lambda: [Crash(how, folder)],
         on_event=on_event,
@@ -201,28 +199,11 @@ def python_daemons() -> list[psutil.Process]:
     return [p for p in below if p.ppid() not in {other.pid for other in below}]
 
 
-def keep_away(handle: Any, folder: Path) -> None:
-    """One of two workers never comes: what would start it on its executor is suspended."""
-    executor = min(p.ppid() for p in python_daemons())
-    below = psutil.Process(executor).children(recursive=True)
-    suspended = [p for p in below if "pyspark.daemon" in command_line(p)]
-    for process in suspended:
-        process.suspend()
-    (folder / "time").write_text(str(time.time()))
-    try:
-        train(handle, folder, MISSING, startup_timeout_s=_STALL_S)
-    finally:
-        for process in suspended:
-            if process.is_running():
-                process.resume()
-
-
-MISSING = "a worker never comes"
 UNSEEN: dict[str, Callable[[SparkSession, Path], None]] = {
     "a port is taken": take_port,
     "two runs at once": two_at_once,
 }
-FAULTS = (*INSIDE, MISSING, *OUTSIDE, *UNSEEN)
+FAULTS = (*INSIDE, *OUTSIDE, *UNSEEN)
 
 
 def command_line(process: psutil.Process) -> list[str]:
@@ -283,8 +264,6 @@ def run_fault(spark: SparkSession, handle: Any, name: str) -> Outcome:
         try:
             if name in UNSEEN:
                 UNSEEN[name](spark, place)
-            elif name == MISSING:
-                keep_away(handle, place)
             else:
                 train(handle, place, name)
         except Exception as error:  # noqa: BLE001  whatever the user sees is what is looked for
