@@ -20,6 +20,7 @@ class WorkerHello:
         port: the TCP port reserved for TensorFlow.
         versions: package name to version, of everything that must agree between workers.
         devices: addresses of the GPUs given to it.
+        other_hosts: more addresses of its host, for peers that do not reach ``host``.
     """
 
     rank: int
@@ -27,6 +28,7 @@ class WorkerHello:
     port: int
     versions: Mapping[str, str] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
+    other_hosts: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -34,7 +36,7 @@ class WorkerHello:
     @staticmethod
     def from_json(text: str) -> WorkerHello:
         raw = json.loads(text)
-        raw["devices"] = tuple(raw["devices"])
+        raw["devices"], raw["other_hosts"] = tuple(raw["devices"]), tuple(raw["other_hosts"])
         return WorkerHello(**raw)
 
 

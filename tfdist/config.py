@@ -31,7 +31,10 @@ class ComputeConfig:
         threads_per_worker: TensorFlow's intra-op threads in each worker; None leaves TensorFlow's own choice.
         env: variables set in the training processes before TensorFlow is imported.
         show_output: ``chief`` streams the chief's output to the driver, ``all`` every worker's, ``none`` nobody's.
-        startup_timeout_s: seconds in which the cluster must offer all slots.
+        startup_timeout_s: seconds in which the cluster must offer all slots, and all workers must have met after the
+            first one came.
+        stall_timeout_s: seconds without a step, or another sign of progress, after which a training is ended with a
+            StallError that names the worker; None waits for ever.
         launcher: ``spark`` runs each worker as a barrier task of the session, ``local`` as a process of this host.
         warm_start: fork workers from a process that has imported TensorFlow; False starts new interpreters.
     """
@@ -44,6 +47,7 @@ class ComputeConfig:
     env: Mapping[str, str] = field(default_factory=dict)
     show_output: Literal["chief", "all", "none"] = "chief"
     startup_timeout_s: float = 120.0
+    stall_timeout_s: float | None = 600.0
     launcher: Literal["spark", "local"] = "spark"
     warm_start: bool = True
 
@@ -62,6 +66,8 @@ class ComputeConfig:
             problems.append(f"compute.launcher: expected spark or local, got {self.launcher!r}")
         if self.startup_timeout_s <= 0:
             problems.append(f"compute.startup_timeout_s: expected seconds above 0, got {self.startup_timeout_s!r}")
+        if self.stall_timeout_s is not None and not self.stall_timeout_s > 0:
+            problems.append(f"compute.stall_timeout_s: expected seconds above 0 or None, got {self.stall_timeout_s!r}")
         bad = [k for k, v in self.env.items() if not isinstance(k, str) or not isinstance(v, str)]
         if bad:
             problems.append(f"compute.env: expected text values, got other types for {', '.join(map(repr, bad))}")

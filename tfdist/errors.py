@@ -69,6 +69,17 @@ class WorkerError(TfdistError, RuntimeError):
         return self.message
 
 
+class StallError(WorkerError):
+    """No worker went on for ``stall_timeout_s``; ``rank`` is (the first of) those that the others waited for.
+
+    ``worker_traceback`` holds the Python frames of its main thread at that moment, the innermost first.
+    """
+
+
+class PortTakenError(LaunchError):
+    """Another process took a worker's port before TensorFlow did; launchers start the workers anew with other ports."""
+
+
 class ResultError(TfdistError, RuntimeError):
     """The training ended well but its return value could not be brought to the driver."""
 

@@ -18,6 +18,7 @@ from typing import NoReturn
 from tfdist import environ
 from tfdist.cluster import WorkerContext, enter_training
 from tfdist.launch.protocol import emit
+from tfdist.launch.pulse import show_stack_on_request
 
 PROGRAM, RESULT, FAILURE = "program.pkl", "result.pkl", "failure.json"
 
@@ -68,6 +69,7 @@ def run_order(order: ChildOrder, event_fd: int, rows_fd: int | None = None) -> i
     os.chdir(order.cwd)
     assert order.context.scratch_dir is not None
     enter_training(order.context)
+    show_stack_on_request(order.context.scratch_dir)
     try:
         program = pickle.loads((order.context.scratch_dir / PROGRAM).read_bytes())
         result = program()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import builtins
+import re
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tfdist.errors import WorkerError
+from tfdist.errors import StallError, WorkerError
 from tfdist.launch.protocol import Failure
+from tfdist.launch.signals import ended_by, more_memory
 
 SECONDARY_GRACE_S = 5.0
 """How long a survivor's broken collective waits for the report of the worker that caused it."""
@@ -28,10 +31,11 @@ def worker_error(failure: Failure) -> WorkerError:
     worker's word. A type that cannot be combined with WorkerError is named in the text only.
     """
     name = failure.error_type.removeprefix("builtins.")
-    head = f"rank {failure.rank} on {failure.host}: {name}: {failure.message}"
-    parts = [head]
+    stalled = _lookup(failure.error_type) is StallError  # its message names all the ranks that it concerns
+    parts = [failure.message if stalled else f"rank {failure.rank} on {failure.host}: {name}: {failure.message}"]
     if failure.traceback:
-        parts += ["", f"Traceback of rank {failure.rank}:", failure.traceback.rstrip()]
+        what = "What rank {} did" if stalled else "Traceback of rank {}"
+        parts += ["", f"{what.format(failure.rank)}:", failure.traceback.rstrip()]
     elif failure.last_output:
         parts += ["", f"Last output of rank {failure.rank}:", *failure.last_output[-_SHOWN_LINES:]]
     facts: dict[str, Any] = {
@@ -50,8 +54,10 @@ def worker_error(failure: Failure) -> WorkerError:
 
 def _class_for(error_type: str, attributes: Sequence[str]) -> type[WorkerError]:
     own = _lookup(error_type)
-    if own is None or not issubclass(own, Exception) or issubclass(own, WorkerError):
+    if own is None or not issubclass(own, Exception):
         return WorkerError
+    if issubclass(own, WorkerError):
+        return own
     try:
         # A read-only property of the same name (TensorFlow's errors have a message) would refuse the attribute.
         plain = dict.fromkeys(attributes)
@@ -74,11 +80,37 @@ class TrainingEndedError(RuntimeError):
 
 
 _MARK = "tfdist-failure "
+_BARRIER_TASK = re.compile(r"barrier task \w+\(\d+, (\d+)\) finished unsuccessfully")
+_CRASHED = "Python worker exited unexpectedly"
+_LOST_EXECUTOR = re.compile(r"ExecutorLostFailure \(executor (\S+) [^)]*\)(?: Reason: (.*))?")
 
 
 def spark_message(spark_error: str) -> str:
     """The text of a Spark error without the lines of the Java stack."""
     return "\n".join(line for line in spark_error.splitlines() if line.strip() and not line.startswith("\t"))
+
+
+def lost_task(spark_error: str, hosts: Sequence[str]) -> Failure | None:
+    """The Failure of a worker whose task ended together with Spark's own process, or None.
+
+    Args:
+        spark_error: the text of Spark's error.
+        hosts: the host of each rank, as far as known.
+    """
+    task = _BARRIER_TASK.search(spark_error)
+    executor = _LOST_EXECUTOR.search(spark_error)
+    if task is None or int(task[1]) >= len(hosts) or not (executor or _CRASHED in spark_error):
+        return None
+    rank = int(task[1])
+    if executor is None:
+        cause = "the Spark Python worker of its task ended (killed, or out of memory)"
+        return Failure(rank, hosts[rank], "SparkTaskLost", f"{cause}. {more_memory(on_spark=True)}")
+    reason = (executor[2] or "no reason given").strip().rstrip(".")
+    code = re.search(r"exited with code (\d+)|exit(?:ed with)? (?:code|status):? (\d+)", reason)
+    end = ended_by(int(code[1] or code[2])) if code else None
+    how = reason if end is None else f"{reason}, that is {end.name}"
+    advice = f". {more_memory(on_spark=True)}" if end == signal.SIGKILL or "memory" in reason else ""
+    return Failure(rank, hosts[rank], "SparkExecutorLost", f"Spark lost its executor {executor[1]}: {how}{advice}")
 
 
 def find_report(spark_error: str) -> Failure | None:

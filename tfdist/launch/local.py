@@ -12,12 +12,15 @@ from typing import Any
 
 from tfdist.cluster import Roster, WorkerContext, WorkerHello, tf_config
 from tfdist.launch.failures import SECONDARY_GRACE_S, cause, worker_error
-from tfdist.launch.ports import reserve_port
+from tfdist.launch.ports import reserve_port, with_other_ports
 from tfdist.launch.protocol import Event, Failure, LaunchPlan
+from tfdist.launch.reach import past_proxies
+from tfdist.launch.vigil import OF_OURS, Vigil
 from tfdist.launch.warm import WarmOwner
 from tfdist.launch.watch import Watch, scratch_dir
 
 _HOST = "127.0.0.1"
+_CHECK_EVERY_S = 0.5
 
 
 class LocalLauncher:
@@ -32,6 +35,9 @@ class LocalLauncher:
         Raises:
             WorkerError: a worker failed; the others were ended.
         """
+        return with_other_ports(lambda: self._launch(program, plan, on_event))
+
+    def _launch(self, program: bytes, plan: LaunchPlan, on_event: Callable[[Event], None]) -> list[bytes]:
         inbox: queue.SimpleQueue[tuple[int, Event | bytes | Failure]] = queue.SimpleQueue()
         with ExitStack() as cleanup:
             hellos = []
@@ -45,6 +51,7 @@ class LocalLauncher:
                 env = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "") if plan.use_gpu else ""}
                 if plan.tasks > 1:
                     env["TF_CONFIG"] = tf_config(roster, hello.rank)
+                    env |= past_proxies({**os.environ, **plan.env}, [_HOST])
                 owner = WarmOwner(os.getpid(), f"local-{os.getpid()}") if plan.warm else None
                 watch = Watch(plan, program, context, hello, env, owner)
                 cleanup.callback(watch.close)
@@ -55,7 +62,7 @@ class LocalLauncher:
                 cleanup.callback(thread.join)
             for watch in watches:
                 cleanup.callback(watch.child.kill)  # runs before the joins: what was ended is soon followed to its end
-            results = _gather(inbox, plan.tasks, on_event)
+            results = _gather(inbox, plan, on_event)
         return results if plan.results == "all" else results[:1]
 
 
@@ -64,16 +71,25 @@ def _follow(rank: int, watch: Watch, inbox: queue.SimpleQueue[Any]) -> None:
 
 
 def _gather(
-    inbox: queue.SimpleQueue[tuple[int, Event | bytes | Failure]], tasks: int, on_event: Callable[[Event], None]
+    inbox: queue.SimpleQueue[tuple[int, Event | bytes | Failure]], plan: LaunchPlan, on_event: Callable[[Event], None]
 ) -> list[bytes]:
     results: dict[int, bytes] = {}
     failures: list[Failure] = []
     deadline: float | None = None
-    while len(results) + len(failures) < tasks:
-        try:
-            rank, item = inbox.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
+    vigil = Vigil(plan.tasks, plan.stall_timeout_s)
+    for rank in range(plan.tasks):
+        vigil.note({"kind": "joined", "rank": rank, "host": _HOST}, time.monotonic())
+    while len(results) + len(failures) < plan.tasks:
+        now = time.monotonic()
+        found = vigil.stall(now) or (vigil.blame(now) if failures else None)
+        if found:
+            raise worker_error(found)
+        if deadline is not None and now >= deadline:
             break
+        try:
+            rank, item = inbox.get(timeout=_CHECK_EVERY_S)
+        except queue.Empty:
+            continue
         if isinstance(item, bytes):
             results[rank] = item
         elif isinstance(item, Failure):
@@ -82,7 +98,9 @@ def _gather(
                 break
             deadline = deadline or time.monotonic() + SECONDARY_GRACE_S
         else:
-            on_event(item)
+            vigil.note(item, time.monotonic())
+            if item["kind"] not in OF_OURS:
+                on_event(item)
     if failures:
         raise worker_error(cause(failures))
-    return [results[rank] for rank in range(tasks)]
+    return [results[rank] for rank in range(plan.tasks)]

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
+
+from tfdist.errors import PortTakenError
+
+_LAUNCHES = 4
+_T = TypeVar("_T")
 
 
 @contextmanager
@@ -18,3 +24,17 @@ def reserve_port() -> Iterator[int]:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("", 0))
         yield holder.getsockname()[1]
+
+
+def with_other_ports(launch: Callable[[], _T]) -> _T:
+    """What ``launch`` returns, begun anew when another process takes a worker's port before TensorFlow does.
+
+    Raises:
+        PortTakenError: that happened four times.
+    """
+    for _ in range(_LAUNCHES - 1):
+        try:
+            return launch()
+        except PortTakenError:
+            continue
+    return launch()

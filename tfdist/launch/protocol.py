@@ -17,7 +17,7 @@ Event = dict[str, Any]
 """A small JSON object that a worker sends while it runs; it has at least ``kind`` and ``rank``."""
 
 # Variables that TensorFlow and CUDA read after import: a warm parent can serve children that differ in them.
-LATE_VARIABLES = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TFDIST_CONTEXT", "TFDIST_EVENT_FD", ROWS_FD)
+LATE_VARIABLES = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TFDIST_CONTEXT", "TFDIST_EVENT_FD", "no_grpc_proxy", ROWS_FD)
 
 
 class OnEvent(Protocol):
@@ -43,6 +43,7 @@ class LaunchPlan:
         sample_every_s: seconds between two samples of a worker's CPU and memory.
         warm: fork the workers from a process that has imported TensorFlow already.
         application: the Spark application, set by its launcher; workers of one share a warm parent on a host.
+        stall_timeout_s: seconds without a sign of progress after which the training is ended; None waits for ever.
     """
 
     run_id: str
@@ -57,6 +58,7 @@ class LaunchPlan:
     sample_every_s: float = 5.0
     warm: bool = True
     application: str = ""
+    stall_timeout_s: float | None = None
 
     @staticmethod
     def of(
@@ -78,6 +80,7 @@ class LaunchPlan:
             show_output=compute.show_output,
             results=results,
             warm=compute.warm_start,
+            stall_timeout_s=compute.stall_timeout_s,
         )
 
     def shows(self, rank: int) -> bool:

@@ -19,9 +19,11 @@ from tfdist.cluster import split_address
 from tfdist.errors import ConfigError, LaunchError, PreflightError, WorkerError
 from tfdist.launch import preflight
 from tfdist.launch.channel import Channel, ChannelAddress, listen
-from tfdist.launch.failures import cause, find_report, spark_message, worker_error
+from tfdist.launch.failures import cause, find_report, lost_task, spark_message, worker_error
+from tfdist.launch.ports import with_other_ports
 from tfdist.launch.protocol import Event, Failure, LaunchPlan
 from tfdist.launch.supervisor import supervise, supervise_with_rows
+from tfdist.launch.vigil import OF_OURS, Vigil
 
 try:
     from spark_tensorflow_distributor import MirroredStrategyRunner as UpstreamRunner
@@ -35,6 +37,7 @@ __all__ = ["BarrierRunner", "SparkLauncher", "UpstreamRunner", "active_session",
 
 _CANCEL_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 2.0
+_CHECK_EVERY_S = 0.5
 
 
 def _only_warnings(record: logging.LogRecord) -> bool:
@@ -116,9 +119,21 @@ class SparkLauncher:
         conf = self.spark.sparkContext.getConf()
         host, _ = split_address(conf.get("spark.driver.host", "localhost") or "localhost")
         bind = conf.get("spark.driver.bindAddress", host) or host
+        return with_other_ports(lambda: self._launch(program, plan, on_event, rows, (host, bind)))
+
+    def _launch(
+        self,
+        program: bytes,
+        plan: LaunchPlan,
+        on_event: Callable[[Event], None],
+        rows: DataFrame | None,
+        addresses: tuple[str, str],
+    ) -> list[bytes]:
         inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        with listen(host, bind, inbox.put) as channel:
-            job = _Job(BarrierRunner(self.spark, plan, channel.address, rows), program, channel, inbox)
+        with listen(*addresses, inbox.put) as channel:
+            vigil = Vigil(plan.tasks, plan.stall_timeout_s, self.startup_timeout_s)
+            runner = BarrierRunner(self.spark, plan, channel.address, rows)
+            job = _Job(runner, program, channel, inbox, vigil, self.startup_timeout_s)
             return job.follow(on_event)
 
     def _wait_for_slots(self, tasks: int, on_event: Callable[[Event], None]) -> None:
@@ -145,8 +160,15 @@ class _Job:
     """One barrier job in a thread of its own, so that the caller's thread can deliver events and be interrupted."""
 
     def __init__(
-        self, runner: BarrierRunner, program: bytes, channel: Channel, inbox: queue.SimpleQueue[Event]
+        self,
+        runner: BarrierRunner,
+        program: bytes,
+        channel: Channel,
+        inbox: queue.SimpleQueue[Event],
+        vigil: Vigil,
+        startup_timeout_s: float,
     ) -> None:
+        self.vigil, self.startup_timeout_s, self.asked = vigil, startup_timeout_s, time.monotonic()
         self.runner, self.program, self.channel, self.inbox = runner, program, channel, inbox
         self.group = f"tfdist-{runner.plan.run_id}"
         self.results: list[bytes] | None = None
@@ -180,14 +202,53 @@ class _Job:
     def _deliver(self, on_event: Callable[[Event], None]) -> None:
         ended = False
         while not (ended and self.inbox.empty()):
-            event = self.inbox.get()
+            if not ended:
+                self._check_on_workers()
+            try:
+                event = self.inbox.get(timeout=_CHECK_EVERY_S)
+            except queue.Empty:
+                continue
+            if event["kind"] != "job-ended":
+                self.vigil.note(event, time.monotonic())
             if event["kind"] == "job-ended":
                 ended = True
                 self.channel.wait_until_closed(_CLOSE_TIMEOUT_S)
             elif event["kind"] == "failed":
                 self._note_failure(Failure.from_json(event["failure"]))
-            else:
+            elif event["kind"] not in OF_OURS:
                 on_event(event)
+
+    def _check_on_workers(self) -> None:
+        now = time.monotonic()
+        self.vigil.check_arrivals(now)
+        if not self.vigil.anybody_came and now - self.asked >= self.startup_timeout_s:
+            self._check_that_spark_starts_us()
+        primary = any(not f.secondary for f in self.failures)
+        found = self.vigil.stall(now) or (self.vigil.blame(now) if self.failures else None)
+        if found and not primary:
+            self._note_failure(found)
+
+    def _check_that_spark_starts_us(self) -> None:
+        """Wait on while Spark is busy with anything else: other jobs, or stages that our rows come from.
+
+        Raises:
+            LaunchError: it is not, and no worker has come.
+        """
+        tracker = self.runner.sc.statusTracker()
+        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self.group)]
+        stages = [stage for job in jobs if job is not None for stage in job.stageIds]
+        barrier = max(stages, default=None)  # the last stage of our only job
+        running = {stage: tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()}
+        tasks = {stage: info.numActiveTasks for stage, info in running.items() if info is not None}
+        if any(count for stage, count in tasks.items() if stage != barrier):
+            self.asked = time.monotonic()
+            return
+        raise LaunchError(
+            f"0 of {self.runner.plan.tasks} workers came in {self.startup_timeout_s:.0f} s "
+            f"(compute.startup_timeout_s); Spark started {tasks.get(barrier, 0)} of their tasks and nothing else is "
+            "running. Look at the log of the executors: their Python does not start, or the tasks may run on some of "
+            "the hosts only"
+        )
 
     def _note_failure(self, failure: Failure) -> None:
         self.failures.append(failure)
@@ -199,7 +260,11 @@ class _Job:
         text = str(self.error)
         reported = find_report(text)
         failures = self.failures + ([reported] if reported else [])
-        of_ours = reported is not None or "LaunchError: " in text or self.group in text  # the group: cancelled by us
+        lost = lost_task(text, self.vigil.hosts)
+        if lost is not None and all(f.secondary for f in failures):  # what survivors say follows from it
+            failures = [lost]
+        # The name of the group is in the text when the run was cancelled by us.
+        of_ours = bool(reported or lost) or "LaunchError: " in text or self.group in text
         if self.runner.rows is not None and not of_ours:
             # The plan of the rows failed in Spark's own process; what the workers say follows from that.
             broken = WorkerError(
@@ -214,9 +279,9 @@ class _Job:
         handshake = next((line for line in text.splitlines() if "LaunchError: " in line), None)
         if handshake:
             return LaunchError(handshake.partition("LaunchError: ")[2])
-        lost = WorkerError(f"Spark ended the training before a worker could say why: {text}")
-        lost.__cause__ = self.error
-        return lost
+        ended = WorkerError(f"Spark ended the training before a worker could say why: {text}")
+        ended.__cause__ = self.error
+        return ended
 
 
 def spark_facts(spark: SparkSession) -> preflight.SparkFacts:

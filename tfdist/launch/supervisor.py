@@ -18,8 +18,8 @@ from tfdist.launch.channel import ChannelAddress, connect
 from tfdist.launch.devices import visible_devices
 from tfdist.launch.failures import SECONDARY_GRACE_S, TrainingEndedError
 from tfdist.launch.feed import Feed
-from tfdist.launch.ports import reserve_port
 from tfdist.launch.protocol import Failure, LaunchPlan
+from tfdist.launch.reach import meet, open_door, own_addresses, past_proxies
 from tfdist.launch.warm import WarmOwner
 from tfdist.launch.watch import Watch, scratch_dir
 
@@ -71,15 +71,23 @@ def supervise(
             f"handshake: expected {plan.tasks} tasks, Spark started {len(task.getTaskInfos())}, one for each partition "
             "of the rows, which were counted before; cache() the frame, so that its partitions stay the same"
         )
-    host, _ = split_address(task.getTaskInfos()[rank].address)
-    with reserve_port() as port, connect(channel) as send, scratch_dir(plan.run_id, rank) as scratch:
-        hello = WorkerHello(rank, host, port, _versions(), _devices(task, plan, rank))
-        roster = Roster.gather([WorkerHello.from_json(text) for text in task.allGather(hello.to_json())])
+    hosts = [split_address(info.address)[0] for info in task.getTaskInfos()]
+    host = hosts[rank]
+    with (
+        open_door(rank, channel.secret) as (port, close_door),
+        connect(channel) as send,
+        scratch_dir(plan.run_id, rank) as scratch,
+    ):
+        send({"kind": "arrived", "rank": rank, "hosts": hosts})
+        hello = WorkerHello(rank, host, port, _versions(), _devices(task, plan, rank), own_addresses(but=host))
+        roster = Roster.gather(meet(hello, channel.secret, task.allGather))
+        close_door()
         send({"kind": "joined", "rank": rank, "host": host, "pid": os.getpid(), "devices": list(hello.devices)})
         context = WorkerContext(rank, plan.tasks, roster.addresses, scratch, plan.run_id, plan.strategy)
         env = {"CUDA_VISIBLE_DEVICES": ",".join(hello.devices)}
         if plan.tasks > 1:
             env["TF_CONFIG"] = tf_config(roster, rank)
+            env |= past_proxies({**os.environ, **plan.env}, [w.host for w in roster.workers])
         # The parent of a Spark Python worker is the daemon (or executor) that lives as long as the executor.
         owner = WarmOwner(os.getppid(), plan.application) if plan.warm else None
         watch = Watch(plan, program, context, hello, env, owner, None if feed is None else feed.theirs)

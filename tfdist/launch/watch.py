@@ -6,7 +6,6 @@ import json
 import os
 import selectors
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,10 +23,14 @@ import psutil
 from tfdist.cluster import WorkerContext, WorkerHello
 from tfdist.launch.child import FAILURE, PROGRAM, RESULT, ChildOrder
 from tfdist.launch.protocol import Event, Failure, LaunchPlan
+from tfdist.launch.pulse import At, Pulse, Sign, new_page
+from tfdist.launch.signals import describe_end
+from tfdist.launch.vigil import OF_OURS, alive_event
 from tfdist.launch.warm import WarmOwner, fork_child
 
 KEPT_LINES = 100
 _LONGEST_KEPT = 500
+_LOOK_EVERY_S = 1.0
 # Of the Spark task itself; a training process has no use for them, and two of them are secrets.
 _NOT_FOR_CHILDREN = ("PYTHON_WORKER_FACTORY_SECRET", "PYTHON_WORKER_FACTORY_PORT", "PYTHON_WORKER_FACTORY_SOCK_PATH")
 
@@ -136,6 +139,7 @@ class Watch:
         self.plan, self.context, self.hello = plan, context, hello
         self.scratch = context.scratch_dir
         (self.scratch / PROGRAM).write_bytes(program)
+        new_page(self.scratch)
         order = ChildOrder(
             context,
             child_env(plan, {**env, "TFDIST_CONTEXT": context.to_json()}),
@@ -152,6 +156,7 @@ class Watch:
             os.close(events_w)
         self.last_lines: deque[str] = deque(maxlen=KEPT_LINES)
         self.status: int | None = None
+        self.rss_mib: float | None = None
 
     def until_done(self, send: Callable[[Event], None], driver_fd: int | None = None) -> bytes | Failure:
         """Relay until the program has returned or its process has ended.
@@ -179,7 +184,8 @@ class Watch:
         return self.status
 
     def _relay(self, send: Callable[[Event], None], driver_fd: int | None) -> None:
-        sampler = _Sampler(self.child.pid)
+        sampler, pulse = _Sampler(self.child.pid), Pulse(self.child.pid, self.scratch, self.plan.stall_timeout_s)
+        next_look = time.monotonic() + _LOOK_EVERY_S
         next_sample = time.monotonic() + self.plan.sample_every_s
         lines, events = _LineReader(self.output), _LineReader(self.events)
 
@@ -192,6 +198,7 @@ class Watch:
                 selector.unregister(reader.fd)  # at its end a pipe is readable for ever
 
         def on_line(line: str) -> None:
+            pulse.heard()
             if not line.startswith("Extension modules: "):  # faulthandler's list of a hundred names
                 self.last_lines.append(line[:_LONGEST_KEPT])
             if self.plan.shows(self.context.rank):
@@ -201,10 +208,11 @@ class Watch:
 
         def on_event(line: str) -> None:
             nonlocal done
+            pulse.heard()
             event = {**json.loads(line), "rank": self.context.rank}
             if event["kind"] == "done":
                 done = True
-            else:
+            elif event["kind"] not in OF_OURS:
                 send(event)
 
         def on_driver_gone() -> None:
@@ -212,26 +220,31 @@ class Watch:
             selector.unregister(driver_fd)
             self.child.kill()
 
-        with selector:
+        with closing(pulse), selector:
             if driver_fd is not None:
                 selector.register(driver_fd, selectors.EVENT_READ, on_driver_gone)
             selector.register(self.output, selectors.EVENT_READ, lambda: drain(lines, on_line))
             selector.register(self.events, selectors.EVENT_READ, lambda: drain(events, on_event))
             selector.register(self.child.fileno(), selectors.EVENT_READ, None)
             while not done:
-                for key, _ in selector.select(max(0.0, next_sample - time.monotonic())):
+                for key, _ in selector.select(max(0.0, min(next_sample, next_look) - time.monotonic())):
                     if key.data is None:
                         done = True
                     else:
                         key.data()
+                if time.monotonic() >= next_look:
+                    next_look = time.monotonic() + _LOOK_EVERY_S
+                    send(alive_event(self.context.rank, pulse.take(), tuple(self.last_lines)))
                 if time.monotonic() >= next_sample:
                     next_sample += self.plan.sample_every_s
                     sample = sampler.take()
                     if sample is not None:
+                        self.rss_mib = sample["rss_mib"]
                         send({"kind": "sample", "rank": self.context.rank, **sample})
             # Its last words may still be in the pipes. A grandchild may hold them open, so nobody waits for their end.
             drain(lines, on_line)
             drain(events, on_event)
+        send(alive_event(self.context.rank, Sign(at=At.DONE), ()))
         if lines.rest:
             on_line(lines.rest.decode(errors="replace"))
 
@@ -240,12 +253,9 @@ class Watch:
         tail = tuple(self.last_lines)
         if report.exists():
             return Failure(self.hello.rank, self.hello.host, last_output=tail, **json.loads(report.read_text()))
-        if status < 0:
-            name = signal.Signals(-status).name
-            hint = "; the kernel does this when memory runs out" if -status == signal.SIGKILL else ""
-            return Failure(self.hello.rank, self.hello.host, name, f"the process was ended by {name}{hint}", "", tail)
-        message = f"the process ended with exit status {status} before the train function returned"
-        return Failure(self.hello.rank, self.hello.host, "SystemExit", message, "", tail)
+        # Only the Spark launcher knows an application.
+        name, message = describe_end(status, tail, on_spark=bool(self.plan.application), rss_mib=self.rss_mib)
+        return Failure(self.hello.rank, self.hello.host, name, message, "", tail)
 
 
 class _LineReader:

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import worker_context
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, PortTakenError
 from tfdist.strategies.corrections.randomness import seed_everything
 from tfdist.strategies.keras_compat import keras_corrections
 
@@ -24,25 +24,25 @@ class StrategySpec:
 
     Args:
         name: as in ``ComputeConfig.strategy``.
-        build: makes the strategy in this process.
+        build: makes the strategy in this process, given the seconds that a collective may wait for a peer, or None.
         cannot: what it does not do, for a person to read.
     """
 
     name: str
-    build: Callable[[], Any]
+    build: Callable[[float | None], Any]
     cannot: str
 
 
-def _build_single() -> Any:
+def _build_single(_collective_timeout_s: float | None) -> Any:
     return tf.distribute.get_strategy()
 
 
-def _build_mirrored() -> Any:
+def _build_mirrored(_collective_timeout_s: float | None) -> Any:
     devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
     return tf.distribute.MirroredStrategy([device.name for device in devices])
 
 
-def _build_multi_worker_mirrored() -> Any:
+def _build_multi_worker_mirrored(collective_timeout_s: float | None) -> Any:
     cluster = json.loads(os.environ.get("TF_CONFIG") or "{}")
     if not cluster.get("cluster", {}).get("worker"):
         raise ConfigError(
@@ -50,7 +50,13 @@ def _build_multi_worker_mirrored() -> Any:
             "launcher of tfdist starts it, with several slots"
         )
     try:
-        return tf.distribute.MultiWorkerMirroredStrategy()
+        options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=collective_timeout_s)
+        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    except tf.errors.UnknownError as error:
+        if "start gRPC server" not in str(error):
+            raise
+        mine = cluster["cluster"]["worker"][cluster["task"]["index"]]
+        raise PortTakenError(f"expected to listen on {mine}, and another process took the port first") from error
     except RuntimeError as error:
         raise ConfigError(
             "strategy 'multi_worker_mirrored': expected a process in which TensorFlow has run nothing, got one with "
@@ -69,24 +75,26 @@ STRATEGIES: dict[str, StrategySpec] = {
 }
 
 
-def build(name: str, *, threads: int | None = None) -> Any:
+def build(name: str, *, threads: int | None = None, collective_timeout_s: float | None = None) -> Any:
     """Make a strategy.
 
     Args:
         name: one of :data:`STRATEGIES`.
         threads: TensorFlow's intra-op threads in this process; None leaves its own choice.
+        collective_timeout_s: seconds that a collective across workers waits for a peer before it fails; None: for ever.
 
     Returns:
         The ``tf.distribute.Strategy``.
 
     Raises:
         ConfigError: the name is unknown, or this process is not one in which the strategy can be made.
+        PortTakenError: another process listens on this worker's port.
     """
     if name not in STRATEGIES:
         raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {name!r}")
     if threads is not None:
         _set_threads(threads)
-    return STRATEGIES[name].build()
+    return STRATEGIES[name].build(collective_timeout_s)
 
 
 def _set_threads(threads: int) -> None:
@@ -101,18 +109,21 @@ def _set_threads(threads: int) -> None:
 
 
 @contextmanager
-def strategy_scope(name: str, *, threads: int | None = None, seed: int | None = None) -> Iterator[Any]:
+def strategy_scope(
+    name: str, *, threads: int | None = None, seed: int | None = None, collective_timeout_s: float | None = None
+) -> Iterator[Any]:
     """Build a strategy, correct Keras for it and enter its scope.
 
     Args:
         name: one of :data:`STRATEGIES`.
         threads: TensorFlow's intra-op threads in this process; None leaves its own choice.
         seed: makes the training reproducible, see :func:`seed_everything`; None seeds nothing.
+        collective_timeout_s: as in :func:`build`.
 
     Yields:
         The ``tf.distribute.Strategy``.
     """
-    strategy = build(name, threads=threads)
+    strategy = build(name, threads=threads, collective_timeout_s=collective_timeout_s)
     logger = logging.getLogger("tensorflow")
     logger.addFilter(_tells_something)
     try:

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from tfdist.launch.protocol import emit
+from tfdist.launch.pulse import At, mark
 
 
 class EpochEvents(keras.callbacks.Callback):  # type: ignore[misc]
@@ -60,3 +61,51 @@ class EpochEvents(keras.callbacks.Callback):  # type: ignore[misc]
             train_seconds=trained_s,
             rows_per_s=self.rows / trained_s,
         )
+
+
+class StepMarks(keras.callbacks.Callback):  # type: ignore[misc]
+    """Marks where this worker is, for its supervisor; used on every worker, before the callbacks of the user.
+
+    In the first epoch, and in the first validation, functions are traced and rows are read for the first time, so work
+    counts as a sign of life there; afterwards a step is a step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._base = 0
+        self._step = self._test_step = At.WORKING
+
+    def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
+        del logs
+        mark(At.WORKING)
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        del logs
+        self._base = epoch * ((self.params or {}).get("steps") or 0)
+        mark(At.WORKING, self._base)
+
+    def on_train_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        del batch, logs
+        mark(self._step)
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        del logs
+        mark(At.WORKING, self._base + batch + 1)
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        del epoch, logs
+        self._step = At.STEP
+        mark(At.WORKING)
+
+    def on_test_batch_begin(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        del batch, logs
+        mark(self._test_step)
+
+    def on_test_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        del batch, logs
+        mark(At.WORKING)
+
+    def on_test_end(self, logs: Mapping[str, Any] | None = None) -> None:
+        del logs
+        self._test_step = At.STEP
+        mark(At.WORKING)

@@ -9,6 +9,7 @@ import cloudpickle
 
 from tfdist.cluster import worker_context
 from tfdist.errors import ResultError
+from tfdist.launch.pulse import At, mark
 
 
 def run_train_fn(
@@ -24,7 +25,9 @@ def run_train_fn(
     from tfdist.data.failures import own_errors
     from tfdist.strategies.builders import strategy_scope
 
+    mark(At.MEETING)
     with own_errors(), strategy_scope(worker_context().strategy, threads=threads):
+        mark(At.UNMARKED)
         return _pickled(_call(train_fn, arguments))
 
 

@@ -36,6 +36,8 @@ class MirroredStrategyRunner(UpstreamRunner):  # type: ignore[misc]
         spark: the session to use; by default the active one, or a new one.
         results: ``chief`` returns the value of rank 0, ``all`` a list with every rank's.
         on_event: receives the events of the run in place of the printed lines.
+        stall_timeout_s: seconds in which no worker uses the CPU, reads or writes files, prints or sends an event,
+            after which the run is ended with a StallError; None waits for ever.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -55,6 +57,7 @@ class MirroredStrategyRunner(UpstreamRunner):  # type: ignore[misc]
         spark: Any = None,
         results: Literal["chief", "all"] = "chief",
         on_event: OnEvent | None = None,
+        stall_timeout_s: float | None = 600.0,
     ) -> None:
         if results not in ("chief", "all"):
             raise ConfigError(f"results: expected 'chief' or 'all', got {results!r}")
@@ -66,6 +69,7 @@ class MirroredStrategyRunner(UpstreamRunner):  # type: ignore[misc]
             gpu_resource_name=gpu_resource_name,
             strategy="mirrored" if local_mode else strategy,
             env=env or {},
+            stall_timeout_s=stall_timeout_s,
         )
         self._spark = spark or session_or_new()
         self.sc = self._spark.sparkContext

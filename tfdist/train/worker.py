@@ -9,6 +9,7 @@ from typing import Any
 
 from tfdist.cluster import worker_context
 from tfdist.errors import ConfigError
+from tfdist.launch.pulse import At, collective_timeout_s, mark
 from tfdist.train.task import FitTask, epoch_rows
 
 
@@ -21,14 +22,21 @@ def fit_on_worker(task: FitTask) -> dict[str, Any]:
     """
     from tfdist.data.failures import own_errors
     from tfdist.strategies.builders import strategy_scope
-    from tfdist.train.callbacks import EpochEvents
+    from tfdist.train.callbacks import EpochEvents, StepMarks
     from tfdist.train.publish import MODEL, check_announced, publish
 
     worker, fit = worker_context(), task.fit
     if worker.is_chief:
         check_announced(task.output_dir, worker.run_id)
     clock = [time.perf_counter()]
-    with own_errors(), strategy_scope(worker.strategy, threads=task.compute.threads_per_worker, seed=fit.seed):
+    mark(At.MEETING)
+    placed: dict[str, Any] = {
+        "threads": task.compute.threads_per_worker,
+        "seed": fit.seed,
+        "collective_timeout_s": collective_timeout_s(task.compute.stall_timeout_s),
+    }
+    with own_errors(), strategy_scope(worker.strategy, **placed):
+        mark(At.WORKING)
         share: dict[str, Any] = {"repeat": True, "seed": fit.seed}
         train = task.train.to_tf(
             global_batch=fit.global_batch, shuffle=fit.shuffle, drop_remainder=fit.drop_remainder, **share
@@ -41,7 +49,7 @@ def fit_on_worker(task: FitTask) -> dict[str, Any]:
         model = _checked(task.build_model(task.train.schema))
         clock.append(time.perf_counter())
         events = EpochEvents(epoch_rows(task.train, fit), fit.epochs)
-        callbacks = [*(task.callbacks() if task.callbacks else ()), *([events] if worker.is_chief else ())]
+        callbacks = [StepMarks(), *(task.callbacks() if task.callbacks else ()), *([events] if worker.is_chief else ())]
         arguments |= {"epochs": fit.epochs, "verbose": fit.verbose if worker.is_chief else 0, "callbacks": callbacks}
         history = model.fit(train, shuffle=False, **arguments).history  # the pipeline has shuffled
         clock.append(time.perf_counter())

@@ -1,0 +1,210 @@
+"""Signs of life of a training process: what it marks itself, what the kernel counts, and for how long it was still.
+
+The process marks its place in a page of memory that it shares with its supervisor through a file: a mark costs a
+microsecond, is never late, and can still be read when the process is stopped.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+
+from tfdist.cluster import worker_context
+
+PULSE, STACK = "pulse", "stack.txt"
+PATIENCE = 3
+"""A process that works on something other than a step has so many times the limit."""
+
+# Waiting for a peer takes a live TensorFlow process less than 1 % of a core and no file access.
+_WORKING_CPU = 0.04
+_WORKING_BYTES_PER_S = 1 << 16
+_STACK_SIGNAL = signal.SIGRTMAX - 1
+_COUNT, _STEP, _AT = range(3)
+_SIZE = 3 * 8
+_MACHINERY = f'  File "{Path(__file__).with_name("child.py")}"'
+
+
+def collective_timeout_s(stall_timeout_s: float | None) -> float | None:
+    """Seconds that a collective of ``tfdist.fit`` waits for a peer: longer than any delay that is no stall.
+
+    So it ends the survivors only where the driver cannot: it is gone, or does not reach them.
+    """
+    return None if stall_timeout_s is None else (PATIENCE + 1) * stall_timeout_s
+
+
+class At(IntEnum):
+    """What a process is doing, as far as it says so."""
+
+    UNMARKED = 0  # code that marks nothing: any work is a sign of life
+    MEETING = 1  # its strategy is being made, which takes all workers
+    WORKING = 2  # tracing, a first epoch, validation for the first time, callbacks, saving: work counts, not for ever
+    STEP = 3  # a step like those before it: only its end counts
+    DONE = 4  # its program has returned and it waits for its peers
+
+
+class _Page:
+    """The three numbers that both processes see."""
+
+    def __init__(self, path: Path) -> None:
+        with open(path, "r+b") as file:
+            self._map = mmap.mmap(file.fileno(), _SIZE)
+        self.cells = memoryview(self._map).cast("q")
+
+    def close(self) -> None:
+        self.cells.release()
+        self._map.close()
+
+
+_page: tuple[Path, _Page] | None = None
+
+
+def mark(at: At, step: int | None = None) -> None:
+    """Note in this training process what it does now, which is a sign of progress; elsewhere this does nothing.
+
+    Args:
+        at: what it does from now on.
+        step: training steps done since the first epoch, where that has changed.
+    """
+    global _page
+    folder = worker_context().scratch_dir
+    if folder is None:
+        return
+    if _page is None or _page[0] is not folder:
+        if not (folder / PULSE).exists():
+            return
+        _page = (folder, _Page(folder / PULSE))
+    cells = _page[1].cells
+    if step is not None:
+        cells[_STEP] = step
+    cells[_AT] = at
+    cells[_COUNT] += 1
+
+
+def show_stack_on_request(folder: Path) -> None:
+    """In a training process: let its supervisor ask what it is doing. Python's frames are written without the GIL."""
+    file = open(folder / STACK, "wb")  # noqa: SIM115  kept open for the life of the process
+    faulthandler.register(_STACK_SIGNAL, file, all_threads=False)
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What a supervisor knows of its process at one moment.
+
+    Args:
+        count: marks made so far. All workers of a ``tfdist.fit`` make the same ones, so the one with fewer is behind.
+        step: training steps done.
+        at: what it does.
+        still_s: seconds without a sign of progress.
+        limit_s: how many make a stall: the plan's, or ``PATIENCE`` times that for a process that works; None: never.
+        stopped: it is suspended (SIGSTOP, a debugger).
+        stack: Python's frames of its main thread, the innermost first, once it has stalled.
+    """
+
+    count: int = 0
+    step: int = 0
+    at: int = At.UNMARKED
+    still_s: float = 0.0
+    limit_s: float | None = None
+    stopped: bool = False
+    stack: str = ""
+
+    @property
+    def stalled(self) -> bool:
+        return self.limit_s is not None and self.still_s >= self.limit_s
+
+
+class Pulse:
+    """Follows one training process from its supervisor.
+
+    Args:
+        pid: the process.
+        folder: its scratch folder.
+        limit_s: seconds without a sign of progress that are a stall; None: there is none.
+    """
+
+    def __init__(self, pid: int, folder: Path, limit_s: float | None) -> None:
+        self._pid, self._folder, self._limit_s = pid, folder, limit_s
+        self._page = _Page(folder / PULSE)
+        self._count = -1
+        self._marked = self._worked = self._looked = time.monotonic()
+        self._used = self._usage()
+        self._asked = False
+
+    def heard(self) -> None:
+        """Note an event or a line of output."""
+        self._worked = time.monotonic()
+
+    def take(self) -> Sign:
+        """Look at the process; to be called about once a second."""
+        now = time.monotonic()
+        count, step, at = self._page.cells
+        if count != self._count:
+            self._count, self._marked = count, now
+        if self._has_worked(now):
+            self._worked = now
+        still_s, limit_s = now - max(self._marked, self._worked), self._limit_s
+        if at == At.STEP:
+            still_s = now - self._marked
+        elif at in (At.MEETING, At.WORKING) and limit_s is not None and now - self._marked >= PATIENCE * limit_s:
+            still_s, limit_s = now - self._marked, PATIENCE * limit_s
+        sign = Sign(count, step, at, still_s, limit_s, self._state() in "Tt")
+        return Sign(**{**vars(sign), "stack": self._stack()}) if sign.stalled else self._forget_stack(sign)
+
+    def close(self) -> None:
+        """Release the shared page."""
+        self._page.close()
+
+    def _forget_stack(self, sign: Sign) -> Sign:
+        self._asked = False
+        return sign
+
+    def _stack(self) -> str:
+        """The frames asked for when the last look was taken; a stopped process answers nothing."""
+        file = self._folder / STACK
+        if not self._asked:
+            if not file.exists():  # it has not come to its handler, and the signal would end it
+                return ""
+            file.write_bytes(b"")
+            self._asked = True
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, _STACK_SIGNAL)
+            time.sleep(0.05)
+        # From where the program is called on it is our own machinery.
+        return file.read_bytes().lstrip(b"\0").decode(errors="replace").partition(_MACHINERY)[0]
+
+    def _has_worked(self, now: float) -> bool:
+        used, passed = self._usage(), max(now - self._looked, 0.1)
+        cpu_s, moved = used[0] - self._used[0], used[1] - self._used[1]
+        self._used, self._looked = used, now
+        return cpu_s >= _WORKING_CPU * passed or moved >= _WORKING_BYTES_PER_S * passed
+
+    def _usage(self) -> tuple[float, int]:
+        """CPU seconds, and bytes that went through read() and write()."""
+        try:
+            fields = self._fields()
+            moved = Path(f"/proc/{self._pid}/io").read_text().split()
+        except OSError:
+            return self._used if hasattr(self, "_used") else (0.0, 0)
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), int(moved[1]) + int(moved[3])
+
+    def _state(self) -> str:
+        try:
+            return self._fields()[0]
+        except OSError:
+            return "X"
+
+    def _fields(self) -> list[str]:
+        # The name of the process, in brackets, may hold spaces; see proc(5).
+        return Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def new_page(folder: Path) -> None:
+    """Make the shared page of a process that is about to be started."""
+    (folder / PULSE).write_bytes(bytes(_SIZE))
