@@ -82,7 +82,7 @@ def test_twenty_epochs_hold_no_more_than_the_first_ones(tmp_path: Path, shuffle:
 
 @pytest.mark.parametrize("shuffle", [True, "pool", False])
 def test_memory_does_not_grow_with_the_rows(tmp_path: Path, shuffle: Any) -> None:
-    """Eight times the rows, in row groups and files of the same size, take no more memory, but for what the heap leaves unused."""
+    """Eight times the rows, in row groups and files of the same size, take hardly more memory."""
     small, large = (
         measured(write(tmp_path / str(rows), rows), shuffle, warm=0, epochs=1) for rows in (30_000, 240_000)
     )
