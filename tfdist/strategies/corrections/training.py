@@ -95,6 +95,16 @@ def _usual_rows(strategy: Any, batch: Any) -> float:
     return max(float(mean), 1.0)
 
 
+def usual_rows(model: Any) -> float | None:
+    """The rows of a usual share that the steps of a model reckon with, or None before its first batch."""
+    return _references.get(model)
+
+
+def set_usual_rows(model: Any, rows: float) -> None:
+    """Let a model go on with the number that it had: another one is as right, and rounds otherwise."""
+    _references[model] = rows
+
+
 def _making_steps(original: Any) -> Any:
     @functools.wraps(original)
     def make_function(self: Any, step_function: Any) -> Any:
