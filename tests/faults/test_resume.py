@@ -126,7 +126,7 @@ def assert_same(result: tfdist.FitResult, wanted: tfdist.FitResult) -> None:
     assert result.history == wanted.history
     got, expected = result.model(), wanted.model()
     for a, b in zip(
-        got.variables + got.optimizer.variables, expected.variables + expected.optimizer.variables, strict=True
+        got.weights + got.optimizer.variables, expected.weights + expected.optimizer.variables, strict=True
     ):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=a.path)
 
