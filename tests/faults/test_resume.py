@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pyspark.sql import SparkSession
 
 import tfdist
+from tfdist.errors import ConfigError, WorkerError
 from tfdist.testing import tiny_parquet
 
 # 210 rows in batches of 16 are 14 steps, the last one with 2 rows.
@@ -168,3 +170,131 @@ def test_a_killed_process_costs_nothing_but_time(
     assert restart["attempt"] == 1
     assert "SIGKILL" in restart["cause"]
     assert [e["epoch"] for e in events if e["kind"] == "epoch"] == list(range(len(result.history["loss"])))
+
+
+def test_a_process_killed_on_spark_costs_nothing_but_time(
+    spark: SparkSession, data: tuple[Any, Any], undisturbed: dict[str, tfdist.FitResult], tmp_path: Path
+) -> None:
+    """A barrier stage that lost a worker is launched again by the driver, and ends as the undisturbed one."""
+    result = tfdist.fit(
+        build,
+        data[0],
+        validation=data[1],
+        compute=replace(TWO, launcher="spark"),
+        fit=replace(FIT, output_dir=tmp_path / "model"),
+        callbacks=Killed(tmp_path / "mark", 23, rank=1),
+        spark=spark,
+    )
+    assert_same(result, undisturbed["two"])
+    assert result.restarts == 1
+
+
+def quiet(event: dict[str, Any]) -> None:
+    """No lines."""
+
+
+def trained(data: tuple[Any, Any], folder: Path, callbacks: Any, **changes: Any) -> tfdist.FitResult:
+    """One worker on the common model; ``changes`` are of its settings."""
+    compute = replace(ONE, max_restarts=changes.pop("max_restarts", 0))
+    model = changes.pop("model", build)
+    fit = replace(FIT, **{"output_dir": folder / "model", **changes})
+    return tfdist.fit(model, data[0], validation=data[1], compute=compute, fit=fit, callbacks=callbacks, on_event=quiet)
+
+
+def test_a_stopped_training_goes_on_when_it_is_asked_to(
+    data: tuple[Any, Any], undisturbed: dict[str, tfdist.FitResult], tmp_path: Path
+) -> None:
+    """After an end in the middle ``resume`` takes the newest good checkpoint, past a damaged one, to the same end.
+
+    Asked again, it finds nothing left to do and gives the same model.
+    """
+    ending = Killed(tmp_path / "mark", 34)
+    with pytest.raises(WorkerError, match="SIGKILL"):
+        trained(data, tmp_path, ending)
+    folder = tmp_path / "model.checkpoints"
+    # The write in flight may be lost with the process, all before it are there.
+    before, newest = sorted(p for p in folder.glob("step-*") if not p.suffix)
+    assert before.name >= "step-000000020"
+    file = newest / "rank-00000.npz"
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.warns(UserWarning, match=f"{newest.name} is damaged"):
+        result = trained(data, tmp_path, ending, resume=True)
+    assert_same(result, undisturbed["one"])
+    again = trained(data, tmp_path, ending, resume=True)
+    assert_same(again, undisturbed["one"])
+    assert again.history == result.history
+
+
+def test_a_finished_training_is_made_longer(
+    data: tuple[Any, Any], undisturbed: dict[str, tfdist.FitResult], tmp_path: Path
+) -> None:
+    """Two epochs and then two more are four; what another training would need is refused by name."""
+    every_epoch = {"checkpoint_every_steps": None, "checkpoint_dir": tmp_path / "kept", "keep_checkpoints": 1}
+    trained(data, tmp_path, Never(), epochs=2, **every_epoch)
+    assert [p.name for p in (tmp_path / "kept").iterdir()] == ["step-000000028"]
+    with pytest.raises(ConfigError) as caught:
+        trained(data, tmp_path, Never(), **every_epoch, resume=True, seed=6, global_batch=8)
+    assert [p.partition(":")[0] for p in caught.value.problems] == ["fit.global_batch", "fit.seed"]
+    with pytest.raises(
+        ConfigError, match=r"of another model: expected dense/kernel \[3, 8\] float32, got dense_1/kernel \[3, 9\]"
+    ):
+        trained(data, tmp_path, Never(), **every_epoch, resume=True, model=build_wider)
+    with pytest.raises(ConfigError, match="was written with the callbacks ReduceLROnPlateau, EarlyStopping, Kill"):
+        trained(data, tmp_path, watching, **every_epoch, resume=True)
+    assert_same(trained(data, tmp_path, Never(), **every_epoch, resume=True), undisturbed["one"])
+
+
+def build_wider(schema: tfdist.data.Schema) -> Any:
+    import keras
+
+    inputs = schema.keras_inputs()
+    total = keras.layers.Concatenate()([keras.layers.Reshape((1,))(inputs[f"x{i}"]) for i in range(3)])
+    model = keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(keras.layers.Dense(9)(total)))
+    model.compile("adam", "binary_crossentropy")
+    return model
+
+
+def failing_at_step_7() -> list[Any]:
+    import keras
+
+    class Fail(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if int(self.model.optimizer.iterations) >= 7:
+                raise OverflowError("too much")
+
+    return [Fail()]
+
+
+def test_an_error_that_returns_without_progress_is_raised(data: tuple[Any, Any], tmp_path: Path) -> None:
+    """An error of the user's code is tried once more; the same error before the next checkpoint ends the training."""
+    events: list[dict[str, Any]] = []
+    fit = replace(FIT, output_dir=tmp_path / "model")
+    with pytest.raises(OverflowError, match=r"too much[\s\S]*after 1 of 5 restarts"):
+        tfdist.fit(
+            build,
+            data[0],
+            compute=replace(ONE, max_restarts=5),
+            fit=fit,
+            callbacks=failing_at_step_7,
+            on_event=events.append,
+        )
+    assert [(e["attempt"], e["step"]) for e in events if e["kind"] == "restart"] == [(1, 5)]
+
+
+def test_what_restarts_cannot_mend_is_raised_at_once(data: tuple[Any, Any], tmp_path: Path) -> None:
+    """A mistake in the settings, found on a worker, is not tried again; nor is anything after the last restart."""
+    with pytest.raises(ConfigError, match="expected it to return a compiled Keras model, got None") as caught:
+        trained(data, tmp_path, None, model=lambda schema: None, max_restarts=3)
+    assert "restarts" not in str(caught.value)
+    with pytest.raises(WorkerError, match=r"SIGKILL[\s\S]*after 1 of 1 restarts"):
+        trained(data, tmp_path, killed_at_its_first_step, max_restarts=1)
+
+
+def killed_at_its_first_step() -> list[Any]:
+    import keras
+
+    class Kill(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return [Kill()]

@@ -192,10 +192,10 @@ def prune(folder: Path, keep: int) -> None:
         shutil.rmtree(checkpoint.folder, ignore_errors=True)
 
 
-def clear_partials(folder: Path, run_id: str) -> None:
-    """Delete what launches other than ``run_id`` left unfinished."""
+def clear_partials(folder: Path, but: Path) -> None:
+    """Delete what was left unfinished, by this launch or an earlier one, except for one that is being written."""
     for path in folder.glob(f"{_PREFIX}*{_PARTIAL}"):
-        if not path.name.endswith(f".{run_id}{_PARTIAL}"):
+        if path != but:
             shutil.rmtree(path, ignore_errors=True)
 
 

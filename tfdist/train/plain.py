@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -39,8 +38,8 @@ def to_plain(value: Any, arrays: dict[str, np.ndarray], key: str) -> Any:
     if type(value) is dict:
         pairs = [(to_plain(k, arrays, key), to_plain(v, arrays, key)) for k, v in value.items()]
         return {"dict": [list(pair) for pair in pairs]}
-    if isinstance(value, FunctionType | BuiltinFunctionType):
-        name = f"{value.__module__}:{value.__qualname__}"
+    if callable(value):
+        name = f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', '')}"
         if _function(name) is value:
             return {"function": name}
     raise NotPlainError(f"{type(value).__module__}.{type(value).__qualname__}")

@@ -83,6 +83,7 @@ def _settings(
             for name in ("global_batch", "seed", "shuffle", "drop_remainder", "validation_batch")
         },
         "compute": {"slots": compute.slots, "strategy": compute.strategy_in_force},
+        "until": {"epochs": fit.epochs},
         "rows": {name: None if handle is None else handle.rows for name, handle in data.items()},
         "data": {name: None if handle is None else handle.manifest.fingerprint for name, handle in data.items()},
     }
@@ -112,10 +113,12 @@ def _check_settings(start: Checkpoint, settings: Mapping[str, Mapping[str, Any]]
 
 
 def _warn_of_older(folder: Path) -> None:
-    if older := checkpoints(folder):
-        position = older[0].manifest.position
+    for older in checkpoints(folder)[:1]:
+        position, until = older.manifest.position, older.manifest.settings.get("until", {}).get("epochs", 0)
+        if position.stopped or position.epoch >= until:
+            continue
         warnings.warn(
-            f"fit.checkpoint_dir: {folder} holds an earlier training, at epoch {position.epoch + 1}, step "
+            f"fit.checkpoint_dir: {folder} holds an unfinished training, at epoch {position.epoch + 1}, step "
             f"{position.total}; a new one begins, and its checkpoints take their place. To go on say fit.resume=True",
             stacklevel=5,
         )

@@ -68,7 +68,7 @@ class CheckpointWriter:
         partial = partial_folder(self._folder, manifest.position.total, manifest.run_id)
         try:
             if self._rank == 0:
-                clear_partials(self._folder, manifest.run_id)
+                clear_partials(self._folder, but=partial)
             write_rank(partial, self._rank, state)
             if self._rank == 0 and self._finish(partial, manifest):
                 position = manifest.position
