@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -67,11 +67,11 @@ class Killed:
         mark: a file that says that it has happened.
         at_step: after which step.
         rank: whose process.
-        how: called in that process.
+        watched: with callbacks that look at the validation.
     """
 
-    def __init__(self, mark: Path, at_step: int, rank: int = 0, how: Callable[[], None] | None = None) -> None:
-        self.mark, self.at_step, self.rank, self.how = mark, at_step, rank, how
+    def __init__(self, mark: Path, at_step: int, rank: int = 0, watched: bool = True) -> None:
+        self.mark, self.at_step, self.rank, self.watched = mark, at_step, rank, watched
 
     def __call__(self) -> list[Any]:
         import keras
@@ -87,9 +87,9 @@ class Killed:
                 due = self.steps >= killed.at_step and tfdist.worker_context().rank == killed.rank
                 if due and not killed.mark.exists():
                     killed.mark.touch()
-                    killed.how() if killed.how else os.kill(os.getpid(), signal.SIGKILL)
+                    os.kill(os.getpid(), signal.SIGKILL)
 
-        return [*watching(), Kill()]
+        return [*(watching() if killed.watched else ()), Kill()]
 
 
 class Never(Killed):
@@ -187,6 +187,28 @@ def test_a_process_killed_on_spark_costs_nothing_but_time(
     )
     assert_same(result, undisturbed["two"])
     assert result.restarts == 1
+
+
+def test_a_stream_begins_anew_and_cannot_be_gone_on_with(spark: SparkSession, tmp_path: Path) -> None:
+    """Rows that arrive once are handed out again from their beginning; checkpoints of a stream are refused."""
+    frame = spark.createDataFrame(pq.read_table(tiny_parquet(tmp_path, 60).root).to_pandas()).repartition(2)
+    rows = tfdist.data.stream(frame, label="label", features=["x0", "x1", "x2"])
+    with pytest.raises(ConfigError) as caught:
+        tfdist.fit(build, rows, fit=replace(FIT, resume=True, output_dir=tmp_path / "model"), spark=spark)
+    assert [p.partition(":")[0] for p in caught.value.problems] == ["fit.checkpoint_every_steps", "fit.resume"]
+    events: list[dict[str, Any]] = []
+    result = tfdist.fit(
+        build,
+        rows,
+        compute=tfdist.ComputeConfig(max_restarts=1, threads_per_worker=1),
+        fit=tfdist.FitConfig(epochs=3, global_batch=16, output_dir=tmp_path / "model"),
+        callbacks=Killed(tmp_path / "mark", 6, watched=False),
+        spark=spark,
+        on_event=events.append,
+    )
+    assert [(e["attempt"], e["step"]) for e in events if e["kind"] == "restart"] == [(1, 0)]
+    assert len(result.history["loss"]) == 3
+    assert [e["epoch"] for e in events if e["kind"] == "epoch"] == [0, 1, 2]
 
 
 def quiet(event: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ from tfdist.train.task import CheckpointPlan
 
 T = TypeVar("T")
 
-_FINAL = (ConfigError, DataError, DivergenceError, ResultError, UnsupportedVersionError, KeyboardInterrupt)
+_FINAL = (ConfigError, DataError, DivergenceError, ResultError, UnsupportedVersionError)
 _SIGNALS = frozenset(s.name for s in signal.Signals)
 # What TensorFlow raises when a peer is gone, and what a process that ended by itself leaves.
 _LOST = ("UnavailableError", "AbortedError", "CancelledError", "DeadlineExceededError", "SystemExit")
@@ -150,7 +150,8 @@ def with_restarts(
         try:
             return launch(plan, attempt), attempt
         except TfdistError as error:
-            if isinstance(error, _FINAL) or not max_restarts:
+            interrupted = getattr(error, "error_type", "") == "KeyboardInterrupt"
+            if isinstance(error, _FINAL) or interrupted or not max_restarts:
                 raise
             plan = _from_newest(plan)
             at = 0 if plan is None else plan.position.total
