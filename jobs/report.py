@@ -107,8 +107,9 @@ def summary(result: JobResult, console: Console) -> None:
     seconds.add_row(*[f"{value:.1f}" for value in result.seconds.values()])
     rows = ", ".join(f"{count:,} {part}" for part, count in result.rows.items())
     workers = ", ".join(f"{worker['rank']} on {worker['host']}" for worker in result.workers)
+    dropped = f"; {result.dropped_rows:,} left out of each epoch" if result.dropped_rows else ""
     facts = {
-        "rows": f"{rows}; trained at {result.rows_per_s:,.0f} rows/s",
+        "rows": f"{rows}{dropped}; trained at {result.rows_per_s:,.0f} rows/s",
         "workers": workers,
         "model": str(result.model_path),
         "figure": str(result.figure_path),

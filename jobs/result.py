@@ -18,6 +18,7 @@ class JobResult:
         baselines: the same for each baseline.
         history: for each metric its value after each epoch.
         rows: number of rows of each part.
+        dropped_rows: training rows that ``drop_remainder`` leaves out of each epoch.
         rows_per_s: training rows per second over all workers.
         seconds: wall seconds by phase.
         workers: rank and host of each worker.
@@ -33,6 +34,7 @@ class JobResult:
     baselines: Mapping[str, Mapping[str, float]]
     history: Mapping[str, list[float]]
     rows: Mapping[str, int]
+    dropped_rows: int
     rows_per_s: float
     seconds: Mapping[str, float]
     workers: tuple[Mapping[str, Any], ...]

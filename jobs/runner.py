@@ -126,6 +126,7 @@ def _train_and_measure(spec: JobSpec, task: Task, parts: Parts, run: Run, clock:
         baselines=baselines,
         history=fitted.history,
         rows=rows,
+        dropped_rows=fitted.dropped_rows,
         rows_per_s=fitted.rows_per_s,
         seconds=clock.stop(),
         workers=tuple(fitted.workers),

@@ -259,7 +259,10 @@ def test_arrays_prove_their_length(spark: SparkSession, tmp_path: Path) -> None:
     padded = from_dataframe(uneven.filter("v[0] <= 9"), cache_dir=tmp_path, dtypes={"v": "float32[<=6]"})
     assert padded.element_spec_text == "v: float32[6]"
     assert max(read(padded)["v"]) == [9, 10, 11, 12, 13, 0]
-    with pytest.raises(DataError, match=r"at most length 4, got lengths 3 to 5; say dtypes=.*float32\[\*\]"):
+    with pytest.raises(
+        DataError,
+        match=r"at most length 4, got lengths 3 to 5 \(.* row \d+ of .*\); say dtypes=.*float32\[\*\]",
+    ):
         from_dataframe(uneven, cache_dir=tmp_path, dtypes={"v": "float32[<=4]"})
     dirty = df.selectExpr("transform(v, x -> if(x = 3010.0 and v[9] = 3010.0, null, x)) v")
     with pytest.raises(DataError, match="'v': expected no nulls inside its arrays, got 1"):

@@ -10,22 +10,24 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import tensorflow as tf
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import tfdist
 from tfdist.errors import ConfigError, DataError, WorkerError
-from tfdist.testing import tiny_parquet
+from tfdist.testing import as_worker, tiny_parquet
 from tfdist.train.publish import announced, check_announced
 
 ROWS, VALIDATION_ROWS = 1100, 333
 
 
 def make_frame(spark: SparkSession, rows: int, seed: int) -> DataFrame:
-    """A table that a model can learn from: four numbers, a text column, a label that follows from both."""
+    """A table that a model can learn from: four floats, a text, an int64, a label that follows from the first two."""
     frame = spark.range(0, rows, 1, 3).select(
         *[F.rand(seed * 10 + i).cast("float").alias(f"x.{i}") for i in range(4)],
         F.element_at(F.array(*map(F.lit, "abc")), (F.col("id") % 3 + 1).cast("int")).alias("kind"),
+        F.expr("id % 24").alias("hour"),
     )
     return frame.withColumn("late", F.expr("int(`x.0` + `x.1` * int(kind = 'a') > 0.8)"))
 
@@ -47,7 +49,8 @@ def build_tabular(schema: tfdist.data.Schema) -> Any:
     scaled = keras.layers.Normalization(mean=[0.5] * 4, variance=[1 / 12] * 4)(numbers)
     index = keras.layers.StringLookup(vocabulary=["a", "b", "c"])(inputs["kind"])
     kind = keras.layers.Embedding(4, 3)(index)
-    hidden = keras.layers.Dense(16, activation="relu")(keras.layers.Concatenate()([scaled, kind]))
+    hour = keras.layers.Embedding(24, 2)(inputs["hour"])
+    hidden = keras.layers.Dense(16, activation="relu")(keras.layers.Concatenate()([scaled, kind, hour]))
     model = keras.Model(inputs, keras.layers.Dense(1, activation="sigmoid")(hidden))
     model.compile(
         keras.optimizers.Adam(0.01), "binary_crossentropy", metrics=["accuracy", keras.metrics.AUC(name="auc")]
@@ -82,7 +85,7 @@ def test_a_training_on_spark_learns_and_tells_what_it_did(on_spark: tfdist.FitRe
     """Two barrier workers train from a DataFrame; history, model, speed and workers come back."""
     assert len(on_spark.history["loss"]) == 3
     assert on_spark.history["val_auc"][-1] > max(0.8, on_spark.history["val_auc"][0])
-    assert on_spark.rows == ROWS
+    assert (on_spark.rows, on_spark.dropped_rows) == (ROWS, 0)
     assert on_spark.rows_per_s > 0
     assert [w["rank"] for w in on_spark.workers] == [0, 1]
     assert on_spark.seconds["total"] >= on_spark.seconds["train"] > 0
@@ -94,6 +97,8 @@ def test_any_number_of_workers_trains_to_the_same_weights(
     slots: int, handles: tuple[Any, Any], on_spark: tfdist.FitResult
 ) -> None:
     """One process and three unevenly loaded ones end with the weights and history of two Spark workers, to 1e-6.
+
+    The inputs are a text with a lookup inside the model, an int64 with an embedding, and floats.
 
     1,100 rows in batches of 96 leave 44 for the last step, which three workers share as 14, 15 and 15.
     """
@@ -130,6 +135,11 @@ def test_lists_of_varying_length_train_and_are_scored(spark: SparkSession, tmp_p
         for slots in (1, 2)
     )
     assert_equal(one, two)
+    lengths = []
+    for rank in range(2):
+        with as_worker(rank, 2):
+            lengths.append([int(tf.size(x["ids"].flat_values)) for x, _ in train.to_tf(global_batch=16, seed=1)])
+    assert any(one != other for one, other in zip(*lengths, strict=True))
     (features,) = (x for x, _ in train.to_tf(global_batch=101, shuffle=False))
     wanted = two.model().predict(features, verbose=0)[:, 0]
     scored = [row["prediction"] for row in tfdist.score(df, two).collect()]
@@ -242,6 +252,14 @@ def test_events_tell_the_driver_each_epoch_once(handles: tuple[Any, Any]) -> Non
     assert [e["epoch"] for e in epochs] == [0, 1, 2]
     assert [e["logs"]["loss"] for e in epochs] == result.history["loss"]
     assert all(math.isfinite(e["rows_per_s"]) for e in epochs)
+
+
+def test_a_dropped_remainder_is_reported(tmp_path: Path) -> None:
+    """43 rows in batches of 8 without the remainder: an epoch trains on 40, and 3 are said to be left out."""
+    compute = tfdist.ComputeConfig(launcher="local", threads_per_worker=1)
+    fit = tfdist.FitConfig(global_batch=8, drop_remainder=True, output_dir=tmp_path / "model")
+    result = tfdist.fit(build_small, tiny_parquet(tmp_path / "data", 43), compute=compute, fit=fit)
+    assert (result.rows, result.dropped_rows) == (40, 3)
 
 
 def test_what_cannot_be_trained_is_refused_with_all_reasons(handles: tuple[Any, Any]) -> None:

@@ -15,6 +15,7 @@ from tfdist.data.dealt import POOL_BYTES, Dealt, Order
 from tfdist.data.fields import Field
 from tfdist.data.schema import Schema
 from tfdist.data.spool import Spool
+from tfdist.data.texts import plain
 from tfdist.errors import ConfigError, DataError
 from tfdist.launch.feed import Feed
 
@@ -44,7 +45,7 @@ def spool(epochs: int) -> Iterator[Spool]:
 
 def numbers(rows: Spool, iteration: np.int64, pool: int) -> list[int]:
     _, (n, t) = rows.pool(iteration, pool)
-    assert [t.values[code].decode() for code in t.codes] == [f"text {i}" for i in n]  # type: ignore[union-attr]
+    assert [text.decode() for text in plain(t)] == [f"text {i}" for i in n]
     return list(np.asarray(n))
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.data.values import Ragged, Text, Values, aligned, compact, gathered, joined, part, rows_of
+from tfdist.data.texts import Raw, Text, compact, plain
+from tfdist.data.values import Ragged, Values, aligned, gathered, joined, part, rows_of
 
 ROWS = st.lists(st.lists(st.lists(st.sampled_from([b"a", b"b", b"c"]), max_size=3), max_size=3), min_size=1, max_size=8)
 
@@ -70,3 +73,24 @@ def test_a_compact_text_has_the_same_rows_and_no_value_too_many(codes: list[int]
     found = compact(text)
     assert listed(found) == listed(text)
     assert len(found.values) <= len(codes)
+
+
+@pytest.mark.parametrize("length", [3, 2000])
+@given(st.data())
+def test_raw_texts_behave_like_a_list(length: int, data: st.DataObject) -> None:
+    """Any part, joining or choice of bytes in several Arrow arrays, short or long, holds what Python's lists would."""
+    one = [bytes([i]) * length for i in range(5)]
+    sliced = pa.array([b"x", *one], pa.large_binary()).slice(1)
+    raw = joined([Raw(pa.chunked_array([sliced])), Raw(pa.chunked_array([pa.array([b"", b"z"], pa.large_binary())]))])
+    rows = [*one, b"", b"z"]
+    assert rows_of(raw) == len(rows)
+    assert plain(raw).tolist() == rows
+    start = data.draw(st.integers(0, len(rows)))
+    stop = data.draw(st.integers(start, len(rows)))
+    assert plain(part(raw, start, stop)).tolist() == rows[start:stop]
+    places = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=12))
+    chosen = gathered(raw, np.array(places, np.int64))
+    assert plain(chosen).tolist() == [rows[i] for i in places]
+    assert plain(joined([part(chosen, 1, len(places)), raw])).tolist() == [*(rows[i] for i in places[1:]), *rows]
+    text = Text(np.array([1, 0], np.int32), np.array([b"p", b"q"], object))
+    assert plain(joined([raw, text])).tolist() == [*rows, b"q", b"p"]

@@ -39,6 +39,15 @@ def test_every_test_says_in_a_sentence_what_holds(path: Path) -> None:
     assert [name for name, doc in tests.items() if not doc.partition("\n\n")[0].rstrip().endswith(".")] == []
 
 
+def test_every_line_of_the_data_contract_names_tests_that_exist() -> None:
+    """Each line of the tables of docs/data-contract.md ends with names of tests, and each test that is named exists."""
+    page = (ROOT / "docs" / "data-contract.md").read_text()
+    known = {name for path in TESTS for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M)}
+    rows = re.findall(r"^\|(?!---).*\|$", page, re.M)
+    assert [row for row in rows if "`test_" not in row and "shown by" not in row] == []
+    assert sorted(set(re.findall(r"`(test_\w+)`", page)) - known) == []
+
+
 def test_the_package_is_imported_without_tensorflow_spark_or_mlflow() -> None:
     """``import tfdist`` loads none of the large libraries, so that a driver can ask for its version in no time."""
     code = "import sys, tfdist; print(*{'tensorflow', 'keras', 'pyspark', 'mlflow', 'pandas'} & set(sys.modules))"

@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 from tfdist.data.casts import cast, lost_decimals, refusal
 from tfdist.data.column import Column
 from tfdist.data.sparse import dense_of_entries, entries_of, entries_of_dense
+from tfdist.data.texts import Raw, Text
 from tfdist.data.types import decimal_digits, element_type, tensor_type
-from tfdist.data.values import Ragged, Text, Values
+from tfdist.data.values import Ragged, Values
 from tfdist.errors import DataError
 
 _STORAGE: dict[str, pa.DataType] = {
@@ -49,6 +50,8 @@ def values_of(values: pa.ChunkedArray | pa.Array, column: Column) -> tuple[Value
         own = _vectors(array, column)
     elif column.layout == "ragged":
         own = _ragged(array, column, len(column.shape))
+    elif column.dtype == "string" and not column.shape:
+        own = _texts(_stored(array, column), column)
     else:
         own = (_lists if column.shape else _scalars)(array, column)
     if column.nulls != "mask":
@@ -88,9 +91,8 @@ def _one_chunk(values: pa.ChunkedArray | pa.Array) -> pa.Array:
 def _scalars(array: pa.Array, column: Column) -> np.ndarray | Text:
     array = _stored(array, column)
     if column.dtype == "string":
-        if array.null_count:
-            array = _binary(array).fill_null(pa.scalar(_blank(column), pa.large_binary()))
-        return _text(array)
+        array = _without_nulls(array, column)
+        return _text(array if pa.types.is_dictionary(array.type) else _binary(array).dictionary_encode())
     nulls = np.asarray(array.is_null()) if array.null_count else None
     if nulls is not None:
         array = array.fill_null(pa.scalar(False if pa.types.is_boolean(array.type) else 0, array.type))
@@ -257,9 +259,21 @@ def _binary(array: pa.Array) -> pa.Array:
     return array if pa.types.is_large_binary(array.type) else array.cast(pa.large_string()).cast(pa.large_binary())
 
 
+def _texts(array: pa.Array, column: Column) -> Text | Raw:
+    """Texts by their codes where Arrow has them so, else as they are."""
+    array = _without_nulls(array, column)
+    if pa.types.is_dictionary(array.type):
+        return _text(array)
+    return Raw(pa.chunked_array([_binary(array)]))
+
+
+def _without_nulls(texts: pa.Array, column: Column) -> pa.Array:
+    if not texts.null_count:
+        return texts
+    return _binary(texts).fill_null(pa.scalar(str(column.fill or "").encode(), pa.large_binary()))
+
+
 def _text(array: pa.Array) -> Text:
-    if not pa.types.is_dictionary(array.type):
-        array = _binary(array).dictionary_encode()
     values = array.dictionary.cast(pa.large_binary()).to_numpy(zero_copy_only=False)
     return Text(array.indices.cast(pa.int32()).to_numpy(zero_copy_only=True), values)
 

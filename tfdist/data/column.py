@@ -21,6 +21,8 @@ class Tensor(NamedTuple):
     """Keys under which it lies in a batch, one inside the other; none for its name alone."""
     sparse: bool = False
     """Whether only the values that are not 0 are there, each with its place."""
+    raw: bool = False
+    """Whether its texts are bytes, such as images, which rarely repeat."""
 
     @property
     def text(self) -> str:
@@ -88,7 +90,7 @@ class Column:
     def tensors(self) -> tuple[Tensor, ...]:
         """Its tensor, and with the policy ``mask`` the one that says where it was null."""
         path = self.path if self.nested else ()
-        own = Tensor(self.name, self.dtype, self.shape, path, self.layout == "sparse")
+        own = Tensor(self.name, self.dtype, self.shape, path, self.layout == "sparse", self.spark_type == "binary")
         if self.nulls != "mask":
             return (own,)
         return own, Tensor(f"{self.name}_is_null", "bool", (), (*path[:-1], f"{path[-1]}_is_null") if path else ())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -22,6 +22,10 @@ from tfdist.errors import DataError
 
 _BECOMES_INFINITE = {"float16": 65520.0, "float32": (2 - 2**-24) * 2.0**127}
 """From where on values are rounded to infinity (IEEE 754: half a unit of the last digit above the largest value)."""
+
+
+Places = Callable[[Mapping[tuple[str, str], SparkColumn]], Mapping[tuple[str, str], str]]
+"""From conditions of wrong rows, by (kind of fact, column), to words for how many there are and which is the first."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +59,9 @@ def facts_of(written: DataFrame | None, schema: Schema) -> Facts:
             # Footers count the nulls of numbers; of long texts they do not, and of arrays they count the values.
             wanted["nulls", name] = F.count(F.when(values.isNull(), 1))
         if column.shape:
-            size: SparkColumn
-            if column.layout == "sparse":
-                size, inner, missing = values["size"], values["entries"]["value"], F.lit(0)
-            else:
-                size, inner = F.when(values.isNotNull(), F.size(values)), values
-                missing = F.size(F.filter(values, _is_null))
-            if len(column.shape) > 1:
-                inner = F.flatten(F.filter(values, _is_there))
-                missing += F.size(F.filter(inner, _is_null))
+            size, inner, missing = _within(column)
             wanted["shortest", name], wanted["longest", name] = F.min(size), F.max(size)
-            wanted["inner nulls", name] = F.sum(F.when(values.isNotNull(), missing))
+            wanted["inner nulls", name] = F.sum(missing)
             if column.narrows:
                 outside = F.filter(inner, partial(_is_outside, column))
                 wanted["outside", name] = F.sum(F.when(values.isNotNull(), F.size(outside)))
@@ -77,6 +73,26 @@ def facts_of(written: DataFrame | None, schema: Schema) -> Facts:
     row = written.agg(*aggregates).head() if written is not None else None
     values = list(row) if row is not None else [0, *(None for _ in wanted)]
     return Facts(values[0], dict(zip(wanted, values[1:], strict=True)))
+
+
+def _within(column: Column) -> tuple[SparkColumn, SparkColumn, SparkColumn]:
+    """Of each list of a column its length, its single values and how many of them are null; null for a null."""
+    values = F.col(column.file_name)
+    if column.layout == "sparse":
+        return values["size"], values["entries"]["value"], F.when(values.isNotNull(), 0)
+    size, inner, missing = F.size(values), values, F.size(F.filter(values, _is_null))
+    if len(column.shape) > 1:
+        inner = F.flatten(F.filter(values, _is_there))
+        missing += F.size(F.filter(inner, _is_null))
+    return F.when(values.isNotNull(), size), inner, F.when(values.isNotNull(), missing)
+
+
+def _is_wrong(column: Column, size: SparkColumn, low: int, high: int) -> SparkColumn:
+    """Whether a list is one of those that do not have the length that they should."""
+    length = column.shape[0]
+    if length is None:  # no vector is more right than another: those that are larger than the smallest
+        return size > low if low < high else size == low
+    return size > length if column.layout == "padded" else size != length
 
 
 def _is_outside(column: Column, value: SparkColumn) -> SparkColumn:
@@ -96,18 +112,23 @@ def _is_outside(column: Column, value: SparkColumn) -> SparkColumn:
     return ~value.between(F.lit(Decimal(low)), F.lit(Decimal(high)))
 
 
-def checked_lengths(schema: Schema, counts: Mapping[str, int], facts: Facts) -> dict[str, int]:
+def checked_lengths(
+    schema: Schema, counts: Mapping[str, int], facts: Facts, places: Places | None = None
+) -> dict[str, int]:
     """The lengths of arrays and vectors, of those that have one.
 
     Args:
         schema: as declared.
         counts: nulls in each column.
         facts: of the files.
+        places: asked for the rows that are wrong, by conditions, for the message; None where rows
+            have no lasting place.
 
     Raises:
         DataError: nulls without a policy, arrays of other lengths or values of another range than declared.
     """
     problems, lengths = [], {}
+    where = _asked(schema, facts, places)
     for column in schema.columns:
         if column.nulls == "error" and counts.get(column.name, 0):
             problems.append(str(null_error(column, counts[column.name])))
@@ -118,10 +139,11 @@ def checked_lengths(schema: Schema, counts: Mapping[str, int], facts: Facts) -> 
             continue
         low, high = facts.of("shortest", column), facts.of("longest", column)
         if low is not None and not _fits(column, low, high):
-            problems.append(_length_problem(column, low, high))
+            problems.append(_length_problem(column, low, high, where.get(("lengths", column.name), "")))
         if (missing := facts.of("inner nulls", column)) and column.nulls != "fill":
             problems.append(
-                f"column {column.name!r}: expected no nulls inside its arrays, got {missing}; "
+                f"column {column.name!r}: expected no nulls inside its arrays, got {missing}"
+                f"{where.get(('inner nulls', column.name), '')}; "
                 f"say nulls={{{column.name!r}: ('fill', value)}} or fill them in Spark with transform"
             )
         if column.shape[0] is not None:
@@ -133,6 +155,22 @@ def checked_lengths(schema: Schema, counts: Mapping[str, int], facts: Facts) -> 
     return lengths
 
 
+def _asked(schema: Schema, facts: Facts, places: Places | None) -> Mapping[tuple[str, str], str]:
+    if places is None:
+        return {}
+    wrong = {}
+    for column in schema.columns:
+        if not column.shape:
+            continue
+        size, _, nulls = _within(column)
+        low, high = facts.of("shortest", column), facts.of("longest", column)
+        if low is not None and not _fits(column, low, high):
+            wrong["lengths", column.name] = _is_wrong(column, size, low, high)
+        if facts.of("inner nulls", column) and column.nulls != "fill":
+            wrong["inner nulls", column.name] = nulls > 0
+    return places(wrong) if wrong else {}
+
+
 def _fits(column: Column, low: int, high: int) -> bool:
     """Whether arrays of ``low`` to ``high`` values are what was declared."""
     length = column.shape[0]
@@ -141,7 +179,7 @@ def _fits(column: Column, low: int, high: int) -> bool:
     return high <= length if column.layout == "padded" else low == high == length
 
 
-def _length_problem(column: Column, low: int, high: int) -> str:
+def _length_problem(column: Column, low: int, high: int, where: str) -> str:
     length = column.shape[0]
     wanted = "one length" if length is None else f"length {length}"
     name = f"dtypes={{{column.name!r}"
@@ -152,7 +190,7 @@ def _length_problem(column: Column, low: int, high: int) -> str:
         remedy = "the vectors of a column have one size"
     return (
         f"column {column.name!r}: expected {column.spark_type} values of "
-        f"{'at most ' if column.layout == 'padded' else ''}{wanted}, got lengths {low} to {high}; {remedy}"
+        f"{'at most ' if column.layout == 'padded' else ''}{wanted}, got lengths {low} to {high}{where}; {remedy}"
     )
 
 

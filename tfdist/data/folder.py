@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tfdist.data.manifest import MANIFEST, Manifest
+from tfdist.data.manifest import MANIFEST, Fragment, Manifest
 from tfdist.data.storage import Storage
 from tfdist.errors import DataError
 
 WRITING = "writing"
+_THREADS = 8
+_FOOTER_GUESS_BYTES = 64 * 2**10  # one read finds most footers
 
 
 def held_manifest(folder: Storage, fingerprint: str) -> Manifest | None:
@@ -28,9 +32,35 @@ def held_manifest(folder: Storage, fingerprint: str) -> Manifest | None:
 
 
 def missing_files(manifest: Manifest) -> list[str]:
-    """The files of a manifest that are not there, or have another size."""
-    sizes = {file.path: file.size_bytes for file in manifest.storage.files()}
-    return [f.path for f in manifest.fragments if sizes.get(f.path) != f.size_bytes]
+    """The files of a manifest that are not there, or have another size or another footer."""
+    storage = manifest.storage
+    sizes = {file.path: file.size_bytes for file in storage.files()}
+    wrong = [f.path for f in manifest.fragments if sizes.get(f.path) != f.size_bytes]
+    noted = [f for f in manifest.fragments if f.footer]
+    if wrong or not noted:
+        return wrong
+    found = with_footers(storage, noted)
+    return [f.path for f, now in zip(noted, found, strict=True) if f != now]
+
+
+def with_footers(storage: Storage, fragments: Sequence[Fragment]) -> tuple[Fragment, ...]:
+    """The fragments with the digests of the footers that their files have now."""
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return tuple(threads.map(lambda f: replace(f, footer=_footer_digest(storage, f.path)), fragments))
+
+
+def _footer_digest(storage: Storage, path: str) -> str:
+    """16 hex digits of SHA-256 over the footer of a Parquet file, which says where all its values lie; empty where
+    the file ends in none."""
+    try:
+        end = storage.read_end(path, _FOOTER_GUESS_BYTES)
+        # https://parquet.apache.org/docs/file-format: the footer, its length in 4 bytes, PAR1
+        length = int.from_bytes(end[-8:-4], "little") + 8
+        if length > len(end):
+            end = storage.read_end(path, length)
+    except FileNotFoundError:
+        return ""
+    return hashlib.sha256(end[-length:]).hexdigest()[:16] if end.endswith(b"PAR1") else ""
 
 
 @dataclass(frozen=True)

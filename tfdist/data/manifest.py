@@ -22,11 +22,13 @@ class Fragment:
         path: relative to the manifest's root.
         row_groups: rows in each row group.
         size_bytes: size of the file, by which a file that was replaced is noticed.
+        footer: 16 hex digits of SHA-256 over the file's footer; empty where nobody noted it.
     """
 
     path: str
     row_groups: tuple[int, ...]
     size_bytes: int
+    footer: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Manifest:
     def from_json(text: str, root: str | Path, storage_options: Mapping[str, Any] | None = None) -> Manifest:
         """The manifest of a text that :meth:`to_json` made, with its files under ``root``."""
         raw = json.loads(text)
-        fragments = (Fragment(f["path"], tuple(f["row_groups"]), f["size_bytes"]) for f in raw["fragments"])
+        fragments = (Fragment(**{**f, "row_groups": tuple(f["row_groups"])}) for f in raw["fragments"])
         return Manifest(
             root=str(root),
             fragments=tuple(fragments),

@@ -7,21 +7,24 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyspark.sql.functions as F
+from pyspark.sql import Column as SparkColumn
 from pyspark.sql import DataFrame
 
 from tfdist.data.cache import check_ttl, delete_over, note_ttl, note_use
 from tfdist.data.choice import check_frame
 from tfdist.data.expressions import inner_value, value_of
 from tfdist.data.facts import checked_lengths, facts_of
-from tfdist.data.folder import Place
+from tfdist.data.folder import Place, with_footers
 from tfdist.data.footers import fragments_of, null_counts, read_footers, row_bytes
 from tfdist.data.handle import Handle
 from tfdist.data.location import default_cache_dir, hadoop_url, open_storage
-from tfdist.data.manifest import Manifest
+from tfdist.data.manifest import Fragment, Manifest
 from tfdist.data.plan import digest_of, plan_text, source_text
 from tfdist.data.progress import WriteProgress, check_progress
 from tfdist.data.schema import Nulls, Schema
@@ -143,7 +146,8 @@ def _write(df: DataFrame, schema: Schema, options: FileOptions, folder: Storage,
     write_files(rows, folder, options)
     files = [file for file in folder.files() if file.path.endswith(".parquet") and "/" not in file.path]
     footers = read_footers(folder, files)
-    facts = facts_of(df.sparkSession.read.parquet(hadoop_url(folder)) if files else None, schema)
+    written = df.sparkSession.read.parquet(hadoop_url(folder)) if files else None
+    facts = facts_of(written, schema)
     found = sum(f.metadata.num_rows for f in footers)
     if found != facts.rows:
         raise DataError(
@@ -152,10 +156,11 @@ def _write(df: DataFrame, schema: Schema, options: FileOptions, folder: Storage,
         )
     nulls = {name: count or 0 for (kind, name), count in facts.found.items() if kind == "nulls"}
     counts = {**null_counts(footers, schema.columns), **nulls}
-    decided = schema.with_lengths(checked_lengths(schema, counts, facts))
+    fragments = with_footers(folder, fragments_of(footers))
+    decided = schema.with_lengths(checked_lengths(schema, counts, facts, partial(_places, written, fragments)))
     return Manifest(
         root=folder.url,
-        fragments=fragments_of(footers),
+        fragments=fragments,
         schema=decided,
         fingerprint=fingerprint,
         row_bytes=row_bytes(footers, decided),
@@ -163,6 +168,20 @@ def _write(df: DataFrame, schema: Schema, options: FileOptions, folder: Storage,
         dropped_rows=dropped,
         storage_options=folder.options,
     )
+
+
+def _places(written: DataFrame, fragments: Sequence[Fragment], wrong: Mapping[Any, SparkColumn]) -> dict[Any, str]:
+    """Of the rows for which each condition holds, how many there are and where the first is, for messages."""
+    place = F.struct("_metadata.file_name", "_metadata.row_index")
+    aggregates = [make(F.when(condition, place)) for condition in wrong.values() for make in (F.count, F.min)]
+    found = list(written.agg(*aggregates).first() or ())
+    starts = accumulate([0, *(sum(f.row_groups) for f in fragments)])
+    before = {fragment.path: start for fragment, start in zip(fragments, starts, strict=False)}
+    words = {}
+    for key, count, (file, row) in zip(wrong, found[::2], found[1::2], strict=True):
+        number = f"row {before[unquote(file)] + row} of the data"
+        words[key] = f" ({number})" if count == 1 else f" ({count} rows, the first is {number})"
+    return words
 
 
 def _folder_name(name: str | None) -> str:

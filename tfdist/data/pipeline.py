@@ -16,6 +16,7 @@ from tfdist.cluster import worker_context
 from tfdist.data.batches import ALONE, Share
 from tfdist.data.column import Tensor
 from tfdist.data.failures import noted
+from tfdist.data.heap import keep_freed_memory
 from tfdist.data.reader import Blocks, Reading
 from tfdist.data.schema import Schema
 from tfdist.data.sparse import Sparse
@@ -77,6 +78,7 @@ def dataset(
         repeat: one endless stream of epochs, else each iteration is one epoch.
         transform: applied to the features of each batch.
     """
+    keep_freed_memory()
     # A parallel map draws ahead, and drawing the last batch of an iteration ends its epoch.
     together = tf.data.AUTOTUNE if repeat else None
     strategy = tf.distribute.get_strategy()
@@ -214,13 +216,13 @@ class _Iterations:
             return self._none
         blocks = self._blocks(number)
         if self.endless or index + 1 < len(blocks):
-            return flat(blocks[index])
+            return flat(blocks[index], self.schema)
         if index + 1 == len(blocks):
             block = blocks[index]
-            return flat(block.cut(0, block.steps - 1))
+            return flat(block.cut(0, block.steps - 1), self.schema)
         block = blocks[index - 1]
         self._end(number)
-        return flat(block.cut(block.steps - 1, block.steps))
+        return flat(block.cut(block.steps - 1, block.steps), self.schema)
 
     def _end(self, number: int) -> None:
         """The last batch of an iteration is taken: the next iteration is the next epoch."""

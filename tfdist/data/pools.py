@@ -11,6 +11,7 @@ from tfdist.cluster import worker_context
 from tfdist.data.dealt import Dealt, Order
 from tfdist.data.failures import noted
 from tfdist.data.handle import Shuffle
+from tfdist.data.heap import keep_freed_memory
 from tfdist.data.pipeline import mapped
 from tfdist.data.sources import Block
 from tfdist.data.spool import TRANSFORMED_TOGETHER, Spool
@@ -29,6 +30,7 @@ def dataset(dealt: Dealt, steps: int, shuffle: Shuffle, seed: int) -> Any:
         shuffle: how rows are mixed.
         seed: of the order.
     """
+    keep_freed_memory()
     worker, strategy = worker_context(), tf.distribute.get_strategy()
     if len(dealt.shares) != worker.world_size:
         raise ConfigError(f"{dealt.name}: expected {len(dealt.shares)} workers, got {worker.world_size}")
@@ -56,7 +58,7 @@ def _local(spool: Spool) -> Any:
 
     def arrays_of(iteration: Any, number: Any) -> list[np.ndarray]:
         bounds, tensors = spool.pool(iteration, number)
-        return [bounds, *flat(Block(1, int(bounds[-1]), tensors))]
+        return [bounds, *flat(Block(1, int(bounds[-1]), tensors), schema)]
 
     def pool(iteration: Any, number: Any) -> Any:
         types = [tf.int64, *(spec.dtype for spec in signature)]

@@ -21,7 +21,8 @@ from tfdist.data.manifest import Manifest
 from tfdist.data.rowgroups import RowGroups
 from tfdist.data.schema import Schema
 from tfdist.data.sparse import entry_type
-from tfdist.data.values import Ragged, Text, Values, aligned
+from tfdist.data.texts import Text, as_text, plain
+from tfdist.data.values import Ragged, Values, aligned
 from tfdist.errors import DataError
 
 _SPARE_BYTES = 64 * 2**20  # left free for others on the same disk
@@ -205,13 +206,14 @@ class _Texts:
         self.dtype = np.dtype((np.int64, (*shape, 2)))
         self._heap = heap
 
-    def encoded(self, values: Text) -> np.ndarray:
-        lengths = np.fromiter(map(len, values.values), np.int64, len(values.values))
+    def encoded(self, values: Values) -> np.ndarray:
+        text = as_text(values)
+        lengths = np.fromiter(map(len, text.values), np.int64, len(text.values))
         # A byte between them, so that also an empty text has a place of its own.
-        start = self._heap.append(np.frombuffer(b"\0".join([*values.values, b""]), np.uint8))
+        start = self._heap.append(np.frombuffer(b"\0".join([*text.values, b""]), np.uint8))
         places = start + np.cumsum(lengths + 1) - lengths - 1
         both: np.ndarray = np.stack([places, lengths], axis=1)
-        return np.take(both, values.codes, axis=0)
+        return np.take(both, text.codes, axis=0)
 
     def decoded(self, stored: np.ndarray) -> Text:
         codes, places = pd.factorize(stored[..., 0].reshape(-1))
@@ -220,6 +222,25 @@ class _Texts:
         heap, values = self._heap.mapped, np.empty(len(places), object)
         values[:] = [heap[at : at + n] for at, n in zip(places.tolist(), lengths.tolist(), strict=True)]
         return Text(codes.reshape(stored.shape[:-1]).astype(np.int32), values)
+
+
+class _Raw:
+    """Bytes by place and length, each by itself."""
+
+    def __init__(self, heap: _File) -> None:
+        self.dtype = np.dtype((np.int64, (2,)))
+        self._heap = heap
+
+    def encoded(self, values: Values) -> np.ndarray:
+        texts = plain(values)
+        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+        start = self._heap.append(np.frombuffer(b"".join(texts.tolist()), np.uint8))
+        return np.stack([start + np.cumsum(lengths) - lengths, lengths], axis=1)
+
+    def decoded(self, stored: np.ndarray) -> np.ndarray:
+        heap, values = self._heap.mapped, np.empty(len(stored), object)
+        values[:] = [heap[at : at + n] for at, n in stored.tolist()]
+        return values
 
 
 class _Lists:
@@ -253,6 +274,8 @@ def _codec(tensor: Tensor, heap: _File) -> _Codec:
         return _Lists(_Numbers(entry_type(tensor.dtype), ()), heap)
     depth = len(tensor.shape) if None in tensor.shape else 0
     shape = () if depth else tuple(n for n in tensor.shape if n is not None)
+    if tensor.raw and not tensor.shape:
+        return _Raw(heap)
     codec: _Codec = _Texts(shape, heap) if tensor.dtype == "string" else _Numbers(tensor.dtype, shape)
     for _ in range(depth):
         codec = _Lists(codec, heap)

@@ -15,7 +15,8 @@ from tfdist.data.rounds import Pool, Round
 from tfdist.data.rowcache import RowCache
 from tfdist.data.rowgroups import Group, RowGroups
 from tfdist.data.shards import Epoch
-from tfdist.data.values import Values, aligned, gathered, joined, part, rows_of
+from tfdist.data.texts import is_text
+from tfdist.data.values import Ragged, Values, aligned, gathered, joined, part, rows_of
 
 T = TypeVar("T")
 
@@ -175,8 +176,8 @@ class _Together:
     """
 
     def __init__(self, parts: Sequence[Sequence[Values]]) -> None:
-        self._others = [None if isinstance(p[0], np.ndarray) else joined(p) for p in parts]
-        numbers = [[p for p in of_tensor if isinstance(p, np.ndarray)] for of_tensor in parts]
+        self._others = [joined(p) if isinstance(p[0], Ragged) or is_text(p[0]) else None for p in parts]
+        numbers = [[p for p in of_tensor if isinstance(p, np.ndarray) and not is_text(p)] for of_tensor in parts]
         numbers = [of_tensor for of_tensor in numbers if of_tensor]
         self._layout = Layout([np.dtype((of_tensor[0].dtype, of_tensor[0].shape[1:])) for of_tensor in numbers])
         self._rows = aligned((sum(map(rows_of, parts[0])),), self._layout.dtype)

@@ -134,6 +134,14 @@ class Storage:
         """
         return self._do("reading", lambda fs, root: str(fs.cat_file(_joined(root, path)), "utf-8"))
 
+    def read_end(self, path: str, size_bytes: int) -> bytes:
+        """The last bytes of a file, all of them where it has fewer.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        return self._do("reading", lambda fs, root: bytes(fs.tail(_joined(root, path), size_bytes)))
+
     def write_text(self, path: str, text: str) -> None:
         """Write a file, which appears at once: by its name here, as one object elsewhere."""
         if self.is_local:

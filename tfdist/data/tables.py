@@ -11,7 +11,8 @@ from tfdist.data.arrow import member_of, values_of
 from tfdist.data.column import Column, Tensor
 from tfdist.data.schema import Schema
 from tfdist.data.sparse import Sparse, matrix_of
-from tfdist.data.values import Ragged, Text, Values, aligned
+from tfdist.data.texts import Raw, Text, plain
+from tfdist.data.values import Ragged, Values, aligned
 from tfdist.errors import DataError
 
 Plain = np.ndarray | Ragged | Sparse
@@ -72,7 +73,7 @@ def _decoded(values: Values, tensor: Tensor) -> Plain:
         inner = _decoded(values.values, tensor)
         assert not isinstance(inner, Sparse)
         return Ragged(inner, values.splits)
-    return values.values[values.codes] if isinstance(values, Text) else values
+    return plain(values) if isinstance(values, Text | Raw) else values
 
 
 def rows_kept(table: pa.Table, schema: Schema) -> np.ndarray | None:

@@ -11,12 +11,18 @@ import tensorflow as tf
 from tfdist.data.column import Tensor
 from tfdist.data.schema import Schema
 from tfdist.data.sources import Block
-from tfdist.data.values import Ragged, Text, Values, compact
+from tfdist.data.texts import as_text, compact, is_text, plain
+from tfdist.data.values import Ragged, Values
 
 
-def flat(block: Block) -> list[np.ndarray]:
+def flat(block: Block, schema: Schema) -> list[np.ndarray]:
     """The arrays of a block, as :func:`flat_specs` lists them."""
-    return [array for tensor in block.tensors for array in _arrays(tensor, (block.steps, block.rows))]
+    shape = block.steps, block.rows
+    return [
+        array
+        for tensor, values in zip(schema.tensors, block.tensors, strict=True)
+        for array in _arrays(values, shape, _is_raw(tensor))
+    ]
 
 
 class Entries(NamedTuple):
@@ -58,19 +64,28 @@ def _sparse(rows: Entries, tensor: Tensor) -> Any:
     return tf.SparseTensor(indices, rows.values.values, tf.stack([rows.places.nrows(), *tensor.shape]))
 
 
-def _arrays(values: Values, shape: tuple[int, ...]) -> list[np.ndarray]:
+def _is_raw(tensor: Tensor) -> bool:
+    """Whether a block holds its texts themselves: to look them up by codes is one copy of each more."""
+    return tensor.raw and not tensor.shape
+
+
+def _arrays(values: Values, shape: tuple[int, ...], raw: bool = False) -> list[np.ndarray]:
     if isinstance(values, Ragged):
         return [np.diff(values.splits).reshape(shape), *_arrays(values.values, (-1,))]
-    if isinstance(values, Text):
-        values = compact(values)
-        return [*_arrays(values.codes, shape), values.values]
+    if raw:
+        return [plain(values).reshape(shape)]
+    if is_text(values):
+        text = compact(as_text(values))
+        return [*_arrays(text.codes, shape), text.values]
+    assert isinstance(values, np.ndarray)
     if values.dtype.names:
         return [np.ascontiguousarray(values[name]) for name in values.dtype.names]
     return [values.reshape(*shape, *values.shape[1:])]
 
 
 def flat_specs(tensor: Tensor) -> list[Any]:
-    """What a tensor's block consists of: lengths of lists, outer ones first, then values, of text codes and values.
+    """What a tensor's block consists of: lengths of lists, outer ones first, then values, of text codes and values
+    unless it is raw.
 
     Of a sparse tensor it is the number of entries in each row, their places and values.
     """
@@ -80,7 +95,7 @@ def flat_specs(tensor: Tensor) -> list[Any]:
     depth = len(tensor.shape) if None in tensor.shape else 0
     specs = [tf.TensorSpec((None,) * (1 if level else 2), tf.int64) for level in range(depth)]
     shape = (None,) if depth else (None, None, *tensor.shape)
-    if tensor.dtype == "string":
+    if tensor.dtype == "string" and not _is_raw(tensor):
         return [*specs, tf.TensorSpec(shape, "int32"), tf.TensorSpec((None,), "string")]
     return [*specs, tf.TensorSpec(shape, tensor.dtype)]
 
@@ -100,7 +115,7 @@ def _tensor(tensor: Tensor, parts: Iterator[Any]) -> Any:
         return Entries(_lists(places, counts), _lists(numbers, counts))
     lengths = [next(parts) for _ in tensor.shape] if None in tensor.shape else []
     values = next(parts)
-    if tensor.dtype == "string":
+    if tensor.dtype == "string" and not _is_raw(tensor):
         values = tf.gather(next(parts), values)
     for inner in reversed(lengths[1:]):
         values = tf.RaggedTensor.from_row_lengths(values, inner, validate=False)

@@ -9,25 +9,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
+
+from tfdist.data.texts import Raw, Text, is_text, joined_texts
 
 ALIGNMENT = 64
 """TensorFlow takes over arrays at such addresses, in bytes, and copies others."""
 
 _SMALLEST_REUSED = 2**14  # bytes; small memory comes from a heap that is warm anyhow
 _REUSED_BYTES = 48 * 2**20
-
-
-class Text(NamedTuple):
-    """Strings as codes into distinct values, which is how Parquet keeps them.
-
-    Args:
-        codes: ``[rows, ...] int32``.
-        values: ``[distinct] object``, each ``bytes``.
-    """
-
-    codes: np.ndarray
-    values: np.ndarray
 
 
 class Ragged(NamedTuple):
@@ -42,14 +31,16 @@ class Ragged(NamedTuple):
     splits: np.ndarray
 
 
-Values = np.ndarray | Text | Ragged
-"""A tensor of a column, its rows along the first dimension."""
+Values = np.ndarray | Text | Raw | Ragged
+"""A tensor of a column, its rows along the first dimension; ``[rows] object`` of ``bytes`` are texts too."""
 
 
 def rows_of(values: Values) -> int:
     """How many rows there are."""
     if isinstance(values, Ragged):
         return len(values.splits) - 1
+    if isinstance(values, Raw):
+        return values.rows
     return len(values.codes if isinstance(values, Text) else values)
 
 
@@ -61,6 +52,8 @@ def part(values: Values, start: int, stop: int) -> Values:
         return Ragged(part(values.values, first, int(splits[-1])), splits - first if first else splits)
     if isinstance(values, Text):
         return Text(values.codes[start:stop], values.values)
+    if isinstance(values, Raw):
+        return values.part(start, stop)
     return values[start:stop]
 
 
@@ -72,10 +65,10 @@ def joined(parts: Sequence[Values]) -> Values:
     if isinstance(first, Ragged):
         lengths = [np.diff(p.splits) for p in parts if isinstance(p, Ragged)]
         return Ragged(joined([p.values for p in parts if isinstance(p, Ragged)]), _splits(np.concatenate(lengths)))
-    if isinstance(first, Text):
-        return _joined_texts([p for p in parts if isinstance(p, Text)])
+    if is_text(first):
+        return joined_texts(parts)
     arrays = [p for p in parts if isinstance(p, np.ndarray)]
-    out = aligned((sum(map(len, arrays)), *first.shape[1:]), first.dtype)
+    out = aligned((sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
     return np.concatenate(arrays, out=out)
 
 
@@ -88,15 +81,9 @@ def gathered(values: Values, places: np.ndarray) -> Values:
         return Ragged(gathered(values.values, flat), splits)
     if isinstance(values, Text):
         return Text(_taken(values.codes, places), values.values)
+    if isinstance(values, Raw):
+        return values.gathered(places)
     return _taken(values, places)
-
-
-def compact(text: Text) -> Text:
-    """The text with no more distinct values than places, since TensorFlow copies all of them."""
-    if len(text.values) <= text.codes.size:
-        return text
-    codes, used = pd.factorize(text.codes.reshape(-1))
-    return Text(codes.reshape(text.codes.shape).astype(np.int32), text.values[used])
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
@@ -157,23 +144,11 @@ def _aligned_in(raw: np.ndarray, size: int) -> np.ndarray:
 
 
 def _taken(array: np.ndarray, places: np.ndarray) -> np.ndarray:
+    if array.dtype == object:
+        return np.asarray(array[places])
     # Places are in range; with the mode "raise" numpy would gather into a copy first.
     out = aligned((len(places), *array.shape[1:]), array.dtype)
     return np.take(array, places, axis=0, out=out, mode="wrap")
-
-
-def _joined_texts(parts: Sequence[Text]) -> Text:
-    """Codes into the distinct values of all parts; those of one row group are the same array."""
-    starts: dict[int, int] = {}
-    distinct: list[np.ndarray] = []
-    codes = []
-    for text in parts:
-        if id(text.values) not in starts:
-            starts[id(text.values)] = sum(map(len, distinct))
-            distinct.append(text.values)
-        start = np.int32(starts[id(text.values)])
-        codes.append(text.codes + start if start else text.codes)
-    return Text(np.concatenate(codes), distinct[0] if len(distinct) == 1 else np.concatenate(distinct))
 
 
 def _splits(lengths: np.ndarray) -> np.ndarray:

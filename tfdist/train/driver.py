@@ -24,7 +24,7 @@ from tfdist.train.checks import check_arguments, check_training
 from tfdist.train.console import print_event
 from tfdist.train.publish import announced
 from tfdist.train.restarts import checkpoint_plan, with_restarts
-from tfdist.train.task import BuildCallbacks, BuildModel, CheckpointPlan, FitTask, TrainingData
+from tfdist.train.task import BuildCallbacks, BuildModel, CheckpointPlan, FitTask, TrainingData, epoch_rows
 from tfdist.train.worker import fit_on_worker
 
 
@@ -36,6 +36,7 @@ class FitResult:
         history: for each metric its value after each epoch, over all rows of all workers.
         model_path: the trained model in Keras' own format, with its schema in the same folder.
         rows: training rows of an epoch.
+        dropped_rows: rows that ``drop_remainder`` leaves out of each epoch (others in each where they are shuffled).
         rows_per_s: training rows per second over all workers, median of the epochs after the first (which also traces
             the graph), or of the only one.
         seconds: wall seconds by phase: ``launch``, ``build``, ``train``, ``save``, ``total``.
@@ -47,6 +48,7 @@ class FitResult:
     history: Mapping[str, list[float]]
     model_path: Path
     rows: int
+    dropped_rows: int
     rows_per_s: float
     seconds: Mapping[str, float]
     workers: tuple[Mapping[str, Any], ...]
@@ -125,12 +127,13 @@ def fit(
         )
     chief = outcomes[0]
     timed = sorted(chief["epoch_seconds"][1:] or chief["epoch_seconds"]) or [math.inf]
-    phases = chief["seconds"]
+    phases, used = chief["seconds"], epoch_rows(data, fit)
     return FitResult(
         history=chief["history"],
         model_path=Path(chief["model_path"]),
-        rows=train.rows,
-        rows_per_s=train.rows / timed[len(timed) // 2],
+        rows=used,
+        dropped_rows=train.rows - used,
+        rows_per_s=used / timed[len(timed) // 2],
         seconds={"launch": total_s - sum(phases.values()), **phases, "total": total_s},
         workers=tuple(log.workers[rank] for rank in sorted(log.workers)),
         run_id=run_id,

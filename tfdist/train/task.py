@@ -72,6 +72,11 @@ class CheckpointPlan:
         return Position() if self.start is None else self.start.manifest.position
 
 
+def epoch_rows(train: TrainingData, fit: FitConfig) -> int:
+    """The rows that an epoch trains on: all, or those of its full batches."""
+    return train.rows // fit.global_batch * fit.global_batch if fit.drop_remainder else train.rows
+
+
 @dataclass(frozen=True)
 class FitTask:
     """One training.

@@ -10,7 +10,7 @@ from typing import Any
 from tfdist.cluster import worker_context
 from tfdist.errors import ConfigError
 from tfdist.train.checkpoint import Position
-from tfdist.train.task import FitTask
+from tfdist.train.task import FitTask, epoch_rows
 
 
 def fit_on_worker(task: FitTask) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def fit_on_worker(task: FitTask) -> dict[str, Any]:
             arguments["validation_steps"] = task.validation.steps(batch)
         model = _checked(task.build_model(task.train.schema))
         clock.append(time.perf_counter())
-        events = EpochEvents(task.train.rows, fit.epochs, begin, steps)
+        events = EpochEvents(epoch_rows(task.train, fit), fit.epochs, begin, steps)
         callbacks = [*(task.callbacks() if task.callbacks else ()), *([events] if worker.is_chief else ())]
         arguments |= {"epochs": fit.epochs, "verbose": fit.verbose if worker.is_chief else 0}
         with resumable(task.checkpoints, callbacks, model, train, arguments) as resumed:
