@@ -44,6 +44,7 @@ Overrides = Annotated[
     typer.Option("--set", metavar="A.B=C", help="Override a setting of the file; the value is YAML. Repeatable."),
 ]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show the Python traceback of an error.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with this job where an earlier process was stopped.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -54,13 +55,13 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Show the vers
 
 
 @app.command()
-def run(job: Job, overrides: Overrides = None, traceback: Traceback = False) -> None:
+def run(job: Job, overrides: Overrides = None, resume: Resume = False, traceback: Traceback = False) -> None:
     """Run a job: prepare the rows, train, track, score, and print a summary."""
     with _errors_as_sentences(traceback):
         spec = JobSpec.from_yaml(job, overrides or ())
         from .runner import run_job
 
-        run_job(spec)
+        run_job(spec, resume=resume)
 
 
 @app.command()

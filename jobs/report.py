@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tfdist.train.console import describe
+
 from .result import JobResult
 
 _NAMES = {
@@ -47,6 +49,8 @@ class Progress:
                 self._line(f"  [dim]\\[{event['rank']}] {escape(event['text'])}[/dim]")
             case "joined":
                 self._line(f"  [dim]worker {event['rank']} on {escape(event['host'])}[/dim]")
+            case "restart" | "checkpoint-failed":
+                self._line(f"  [yellow]{escape(describe(dict(event)) or '')}[/yellow]")
             case "epoch":
                 values = "  ".join(f"{escape(name)} {value:.4f}" for name, value in event["logs"].items())
                 of = f"/{event['epochs']}" if "epochs" in event else ""

@@ -26,7 +26,7 @@ from .tracking import Run, tracked_run
 FIGURE = "training.png"
 
 
-def run_job(spec: JobSpec, console: Console | None = None) -> JobResult:
+def run_job(spec: JobSpec, console: Console | None = None, *, resume: bool = False) -> JobResult:
     """Prepare, train, track and score as ``spec`` says, and print the summary.
 
     The active Spark session is used; without one the job makes its own and stops it.
@@ -34,6 +34,7 @@ def run_job(spec: JobSpec, console: Console | None = None) -> JobResult:
     Args:
         spec: the job.
         console: where progress and summary go; by default standard output.
+        resume: go on from the newest checkpoint of an earlier process with this job, in the same MLflow run.
 
     Returns:
         The outcome, as printed.
@@ -50,8 +51,9 @@ def run_job(spec: JobSpec, console: Console | None = None) -> JobResult:
         clock.start("prepare", f"preparing {spec.source.text}")
         task = task_of(spec)
         parts = prepared_parts(spark, spec, task)
-        with tracked_run(spec) as run:
-            result = _train_and_measure(spec, task, parts, run, clock)
+        resume = resume or spec.fit.resume
+        with tracked_run(spec, resume=resume) as run:
+            result = _train_and_measure(spec, task, parts, run, clock, resume)
     summary(result, console)
     return result
 
@@ -76,7 +78,7 @@ def null_policies(spec: JobSpec) -> dict[str, Any]:
     return {name: ("fill", value.fill) if isinstance(value, Fill) else value for name, value in spec.nulls.items()}
 
 
-def _train_and_measure(spec: JobSpec, task: Task, parts: Parts, run: Run, clock: _Clock) -> JobResult:
+def _train_and_measure(spec: JobSpec, task: Task, parts: Parts, run: Run, clock: _Clock, resume: bool) -> JobResult:
     build_model = task.learn(parts.train)
     train = _handle(parts.train, spec, task, "train")
     validation = _handle(parts.validation, spec, task, "validation")
@@ -94,8 +96,14 @@ def _train_and_measure(spec: JobSpec, task: Task, parts: Parts, run: Run, clock:
         run.on_event(event)
 
     output_dir = Path(spec.output_dir).absolute()
-    fit = dataclasses.replace(spec.fit, output_dir=spec.fit.output_dir or output_dir / "model")
+    fit = dataclasses.replace(
+        spec.fit,
+        output_dir=spec.fit.output_dir or output_dir / "model",
+        checkpoint_dir=spec.fit.checkpoint_dir or output_dir / "checkpoints",
+        resume=resume,
+    )
     fitted = tfdist.fit(build_model, train, validation=validation, compute=spec.compute, fit=fit, on_event=on_event)
+    run.log_missing(fitted.history)
 
     clock.start("score", f"scoring {rows['test']:,} test rows")
     test = task.measure(tfdist.score(parts.test, fitted))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import json
 import logging
 import re
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from .spec import JobSpec
 _SECRET = re.compile(r"(?i)secret|password|token|access[.]?key")
 _MODEL_PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "numpy", "pandas", "pyarrow")
 _TAG_PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "pyspark")
+_NOTE, _ERROR = "tracking.json", "tfdist.error"
 _SAMPLES = {
     "cpu_percent": "cpu_utilization_percentage",
     "rss_mib": "process_memory_mebibytes",
@@ -54,10 +56,34 @@ class Run:
     def __init__(self, client: Any, run_id: str, experiment: str, uri: str) -> None:
         self._client, self.run_id, self.experiment, self.uri = client, run_id, experiment, uri
         self._samples: Counter[int] = Counter()
+        self._epochs: set[int] = set()
+
+    def go_on(self, workers: int) -> None:
+        """Learn what an earlier process has logged, so that nothing is logged twice."""
+        history = self._client.get_metric_history
+        self._epochs = {point.step for point in history(self.run_id, "loss")}
+        cpu = _SAMPLES["cpu_percent"]
+        for rank in range(workers):
+            steps = [point.step for point in history(self.run_id, f"system/worker-{rank}/{cpu}")]
+            self._samples[rank] = max(steps, default=-1) + 1
+
+    def log_missing(self, history: Mapping[str, Sequence[float]]) -> None:
+        """Log the epochs whose events were lost with the process that waited for them.
+
+        Args:
+            history: name -> value per epoch.
+        """
+        for epoch in range(min(map(len, history.values()), default=0)):
+            if epoch not in self._epochs:
+                self._epochs.add(epoch)
+                self.log_metrics({name: values[epoch] for name, values in history.items()}, step=epoch)
 
     def on_event(self, event: Mapping[str, Any]) -> None:
         """Log an event of the training: metrics of an epoch, once, or a sample of a worker's machine."""
         if event["kind"] == "epoch":
+            if event["epoch"] in self._epochs:
+                return
+            self._epochs.add(event["epoch"])
             speed = {"rows_per_s": event["rows_per_s"]} if "rows_per_s" in event else {}
             self.log_metrics({**event["logs"], **speed}, step=event["epoch"])
         elif event["kind"] == "sample":
@@ -133,8 +159,16 @@ class Run:
 
 
 @contextmanager
-def tracked_run(spec: JobSpec) -> Iterator[Run]:
-    """Open the run of a job, and end it FINISHED, FAILED after an error, or KILLED after an interruption."""
+def tracked_run(spec: JobSpec, *, resume: bool = False) -> Iterator[Run]:
+    """Open the run of a job, and end it FINISHED, FAILED after an error, or KILLED after an interruption.
+
+    Args:
+        spec: the job.
+        resume: go on with the run that an earlier process left unfinished in the job's output folder, if there is one.
+
+    Yields:
+        The run.
+    """
     with scoped_environ({"MLFLOW_DISABLE_TELEMETRY": "true"}):
         import mlflow
 
@@ -146,21 +180,57 @@ def tracked_run(spec: JobSpec) -> Iterator[Run]:
         try:
             experiment = mlflow.set_experiment(spec.tracking.experiment or spec.name)
             # No system metrics of MLflow's own: they would be the driver's, and the workers are logged by events.
-            started = mlflow.start_run(run_name=spec.name, tags=_tags(spec), log_system_metrics=False)
+            client = mlflow.MlflowClient()
+            earlier = _unfinished_run(spec, client, experiment.experiment_id) if resume else None
+            known = {} if earlier is None else dict(earlier.data.params)
+            started = mlflow.start_run(
+                run_id=None if earlier is None else earlier.info.run_id,
+                run_name=spec.name,
+                tags=_tags(spec),
+                log_system_metrics=False,
+            )
             try:
-                run = Run(mlflow.MlflowClient(), started.info.run_id, experiment.name, spec.tracking.uri)
-                mlflow.log_params({k: "(redacted)" if _SECRET.search(k) else v for k, v in spec.flat().items()})
+                run = Run(client, started.info.run_id, experiment.name, spec.tracking.uri)
+                _note_run(spec, run.run_id)
+                params = {k: "(redacted)" if _SECRET.search(k) else v for k, v in spec.flat().items()}
+                mlflow.log_params({name: value for name, value in params.items() if name not in known})
+                if earlier is not None:
+                    run.go_on(spec.compute.slots)
+                    changed = {name: value for name, value in params.items() if known.get(name, value) != value}
+                    mlflow.set_tags({f"resumed_with.{name}": value for name, value in changed.items()})
+                    if _ERROR in earlier.data.tags:
+                        client.delete_tag(run.run_id, _ERROR)
                 yield run
             except BaseException as error:
                 if was_interrupted(error):
                     mlflow.end_run("KILLED")
                     raise
-                mlflow.set_tag("tfdist.error", f"{type(error).__name__}: {error}"[:4000])
+                mlflow.set_tag(_ERROR, f"{type(error).__name__}: {error}"[:4000])
                 mlflow.end_run("FAILED")
                 raise
             mlflow.end_run("FINISHED")
         finally:
             mlflow.set_tracking_uri(before)
+
+
+def _note_run(spec: JobSpec, run_id: str) -> None:
+    path = Path(spec.output_dir) / _NOTE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"tracking_uri": spec.tracking.uri, "run_id": run_id}))
+
+
+def _unfinished_run(spec: JobSpec, client: Any, experiment_id: str) -> Any | None:
+    """The run that the job's output folder names, unless it is finished, deleted or elsewhere."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        note = json.loads((Path(spec.output_dir) / _NOTE).read_text())
+        found = client.get_run(note["run_id"]) if note["tracking_uri"] == spec.tracking.uri else None
+    except (OSError, ValueError, KeyError, MlflowException):
+        return None
+    if found is None or found.info.experiment_id != experiment_id:
+        return None
+    return found if found.info.status != "FINISHED" and found.info.lifecycle_stage == "active" else None
 
 
 def _tags(spec: JobSpec) -> dict[str, str]:

@@ -37,6 +37,7 @@ class ComputeConfig:
             StallError that names the worker; None waits for ever.
         launcher: ``spark`` runs each worker as a barrier task of the session, ``local`` as a process of this host.
         warm_start: fork workers from a process that has imported TensorFlow; False starts new interpreters.
+        max_restarts: how often a training is launched again, from its last checkpoint, when a worker died.
     """
 
     slots: int = 1
@@ -50,6 +51,7 @@ class ComputeConfig:
     stall_timeout_s: float | None = 600.0
     launcher: Literal["spark", "local"] = "spark"
     warm_start: bool = True
+    max_restarts: int = 0
 
     def __post_init__(self) -> None:
         problems: list[str] = []
@@ -68,6 +70,8 @@ class ComputeConfig:
             problems.append(f"compute.startup_timeout_s: expected seconds above 0, got {self.startup_timeout_s!r}")
         if self.stall_timeout_s is not None and not self.stall_timeout_s > 0:
             problems.append(f"compute.stall_timeout_s: expected seconds above 0 or None, got {self.stall_timeout_s!r}")
+        if isinstance(self.max_restarts, bool) or not isinstance(self.max_restarts, int) or self.max_restarts < 0:
+            problems.append(f"compute.max_restarts: expected a whole number of at least 0, got {self.max_restarts!r}")
         bad = [k for k, v in self.env.items() if not isinstance(k, str) or not isinstance(v, str)]
         if bad:
             problems.append(f"compute.env: expected text values, got other types for {', '.join(map(repr, bad))}")
@@ -97,6 +101,12 @@ class FitConfig:
         output_dir: where the trained model is kept; None takes a new folder beside the cached data. Every worker
             and the driver must see it.
         verbose: Keras' own progress output on the chief (0, 1 or 2).
+        checkpoint_every_steps: steps between two checkpoints. None writes one at the end of each epoch where
+            ``checkpoint_dir``, ``resume`` or ``ComputeConfig.max_restarts`` asks for checkpoints, else none.
+        checkpoint_dir: where they are kept; None takes the folder ``<output_dir>.checkpoints``. Every worker and the
+            driver must see it.
+        keep_checkpoints: how many are kept; the newest is never deleted.
+        resume: go on from the newest checkpoint of an earlier run, or begin where there is none.
     """
 
     epochs: int = 1
@@ -107,6 +117,10 @@ class FitConfig:
     validation_batch: int | None = None
     output_dir: str | Path | None = None
     verbose: int = 0
+    checkpoint_every_steps: int | None = None
+    checkpoint_dir: str | Path | None = None
+    keep_checkpoints: int = 2
+    resume: bool = False
 
     def __post_init__(self) -> None:
         problems: list[str] = []
@@ -121,8 +135,23 @@ class FitConfig:
             problems.append(f"fit.drop_remainder: expected True or False, got {self.drop_remainder!r}")
         if self.verbose not in (0, 1, 2):
             problems.append(f"fit.verbose: expected 0, 1 or 2, got {self.verbose!r}")
+        self._check_checkpoints(problems)
         if problems:
             raise ConfigError(problems)
+
+    def _check_checkpoints(self, problems: list[str]) -> None:
+        _check_positive("fit", {"keep_checkpoints": self.keep_checkpoints}, problems)
+        if self.checkpoint_every_steps is not None:
+            _check_positive("fit", {"checkpoint_every_steps": self.checkpoint_every_steps}, problems)
+        if not isinstance(self.checkpoint_dir, str | Path | None) or self.checkpoint_dir == "":
+            problems.append(f"fit.checkpoint_dir: expected the path of a folder, got {self.checkpoint_dir!r}")
+        elif "://" in str(self.checkpoint_dir):
+            problems.append(
+                f"fit.checkpoint_dir: expected the path of a folder that all workers see, got {self.checkpoint_dir}; a "
+                "URL cannot be written to as files are: mount it, or name another folder"
+            )
+        if not isinstance(self.resume, bool):
+            problems.append(f"fit.resume: expected True or False, got {self.resume!r}")
 
 
 def field_names(config: type) -> tuple[str, ...]:

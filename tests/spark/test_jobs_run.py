@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -142,6 +143,30 @@ def test_the_logged_model_predicts_from_raw_columns(done: Done, monkeypatch: pyt
     predicted = model.predict(rows)
     assert predicted.shape == (3,)
     assert predicted[0] > 0.5 > predicted[1]
+
+
+def test_an_interrupted_job_goes_on_in_its_run(tmp_path: Path) -> None:
+    """Ctrl-C in the middle, then ``tfdist run --resume``: one finished run, each epoch once."""
+    job = write_job(tmp_path, fit={"epochs": 20, "global_batch": 10, "seed": 1}, baselines=[])
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+    with subprocess.Popen(
+        ["tfdist", "run", job], cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True
+    ) as first:
+        assert first.stdout is not None
+        for line in first.stdout:
+            if "epoch 2/20" in line:
+                first.send_signal(signal.SIGINT)
+    assert first.returncode == 130
+    (run,) = stored_runs(tmp_path, "small")
+    assert run.info.status == "KILLED"
+    second = tfdist_command("run", job, "--resume", cwd=tmp_path)
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert "epoch 1/20" not in second.stdout
+    assert "epoch 20/20" in second.stdout
+    (run,) = stored_runs(tmp_path, "small")
+    assert run.info.status == "FINISHED"
+    history = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}").get_metric_history(run.info.run_id, "loss")
+    assert sorted(point.step for point in history) == list(range(20))
 
 
 def test_a_job_uses_the_session_that_is_there(spark: SparkSession, tmp_path: Path) -> None:

@@ -14,19 +14,32 @@ from tfdist.errors import ConfigError
 def test_all_problems_of_a_compute_config_come_together() -> None:
     """Every wrong setting is named at once."""
     with pytest.raises(ConfigError) as caught:
-        ComputeConfig(slots=0, strategy="mirored", show_output="some", launcher="yarn", env={"A": 1})  # type: ignore[arg-type,dict-item]
+        ComputeConfig(slots=0, strategy="mirored", show_output="some", launcher="yarn", env={"A": 1}, max_restarts=-1)  # type: ignore[arg-type,dict-item]
     assert [p.partition(":")[0] for p in caught.value.problems] == [
         "compute.slots",
         "compute.strategy",
         "compute.show_output",
         "compute.launcher",
+        "compute.max_restarts",
         "compute.env",
     ]
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"epochs": 0}, {"global_batch": 2.5}, {"seed": -1}, {"seed": True}, {"verbose": 3}, {"validation_batch": 0}],
+    [
+        {"epochs": 0},
+        {"global_batch": 2.5},
+        {"seed": -1},
+        {"seed": True},
+        {"verbose": 3},
+        {"validation_batch": 0},
+        {"checkpoint_every_steps": 0},
+        {"checkpoint_dir": "s3://bucket/checkpoints"},
+        {"checkpoint_dir": 7},
+        {"keep_checkpoints": 0},
+        {"resume": "yes"},
+    ],
 )
 def test_a_wrong_fit_setting_is_named(wrong: dict[str, object]) -> None:
     """A value outside its range is refused by the setting's dotted name."""

@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run as StoredRun
 from tfdist_jobs.report import training_curve
 from tfdist_jobs.spec import JobSpec
-from tfdist_jobs.tracking import tracked_run
+from tfdist_jobs.tracking import Run, tracked_run
 from tfdist_jobs.validation import validated
 
 
@@ -127,6 +127,40 @@ def test_an_interruption_inside_a_call_to_spark_is_one_too(uri: str) -> None:
         fail()
     (stored,) = runs(uri, "killed inside")
     assert stored.info.status == "KILLED"
+
+
+def epoch_event(epoch: int) -> dict[str, Any]:
+    return {"kind": "epoch", "rank": 0, "epoch": epoch, "logs": {"loss": 1.0 / (epoch + 1)}, "seconds": 1}
+
+
+def test_a_resumed_job_goes_on_in_its_run_and_logs_nothing_twice(uri: str, tmp_path: Path) -> None:
+    """The unfinished run of the output folder is opened again: each epoch and sample has one point, and it is FINISHED.
+
+    An epoch whose event was lost with the first process is logged from the history.
+    """
+    sample = {"kind": "sample", "rank": 1, "cpu_percent": 50.0}
+    of_job = {"output_dir": str(tmp_path), "compute": {"slots": 2}}
+
+    def interrupted(run: Run) -> None:
+        for event in (epoch_event(0), sample, epoch_event(1)):
+            run.on_event(event)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), tracked_run(spec_for(uri, "resumed", **of_job)) as run:
+        interrupted(run)
+    with tracked_run(spec_for(uri, "resumed", fit={"epochs": 4}, **of_job), resume=True) as run:
+        for event in (epoch_event(1), sample, epoch_event(3)):
+            run.on_event(event)
+        run.log_missing({"loss": [1.0, 0.5, 1 / 3, 0.25]})
+    (stored,) = runs(uri, "resumed")
+    assert stored.info.status == "FINISHED"
+    assert sorted(points(uri, stored.info.run_id, "loss")) == [(0, 1.0), (1, 0.5), (2, 1 / 3), (3, 0.25)]
+    assert points(uri, stored.info.run_id, "system/worker-1/cpu_utilization_percentage") == [(0, 50.0), (1, 50.0)]
+    assert stored.data.params["fit.epochs"] == "1"
+    assert stored.data.tags["resumed_with.fit.epochs"] == "4"
+    with tracked_run(spec_for(uri, "resumed", **of_job), resume=True):
+        pass
+    assert len(runs(uri, "resumed")) == 2  # a finished run is left as it is
 
 
 def test_the_training_curve_is_a_picture_with_a_panel_per_metric(uri: str, tmp_path: Path) -> None:

@@ -65,6 +65,8 @@ class Dealt:
         global_batch: int,
         shuffle: Shuffle = True,
         seed: int = 0,
+        epoch: int = 0,
+        start_step: int = 0,
         repeat: bool = True,
         drop_remainder: bool = False,
     ) -> Any:
@@ -77,6 +79,8 @@ class Dealt:
             shuffle: mix rows inside of pools while they arrive, and from everywhere in later epochs; ``"pool"`` mixes
                 inside of pools in all epochs, False keeps the order of arrival.
             seed: of the order.
+            epoch: must be 0: what arrives is read from its beginning.
+            start_step: must be 0.
             repeat: must be True: what arrives cannot be read from its start again.
             drop_remainder: must be False.
 
@@ -88,6 +92,10 @@ class Dealt:
             ConfigError: a setting is out of range, or this is no training to which rows are handed.
             DataError: the local disk has too little space for the rows of later epochs.
         """
+        if epoch or start_step:
+            raise ConfigError(
+                f"epoch and start_step: expected 0 for a stream, got {epoch} and {start_step}; use from_dataframe"
+            )
         if not repeat:
             raise ConfigError("repeat: expected True for a stream, got False; give model.fit steps_per_epoch")
         from tfdist.data.pools import dataset

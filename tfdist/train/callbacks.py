@@ -10,6 +10,7 @@ import keras
 
 from tfdist.launch.protocol import emit
 from tfdist.launch.pulse import At, mark
+from tfdist.train.checkpoint import Position
 
 
 class EpochEvents(keras.callbacks.Callback):  # type: ignore[misc]
@@ -17,12 +18,17 @@ class EpochEvents(keras.callbacks.Callback):  # type: ignore[misc]
 
     Args:
         rows: training rows of an epoch over all workers.
-        epochs: how many epochs will run.
+        epochs: how many epochs there are.
+        begin: where this launch of the training begins.
+        steps: of an epoch.
     """
 
-    def __init__(self, rows: int, epochs: int) -> None:
+    keeps_no_state = True  # seconds of another process mean nothing here
+
+    def __init__(self, rows: int, epochs: int, begin: Position, steps: int) -> None:
         super().__init__()
         self.rows, self.epochs = rows, epochs
+        self._begin, self._steps = begin, steps
         self.epoch_seconds: list[float] = []
         self._epoch_start = 0.0
         self._trained_until: float | None = None
@@ -30,7 +36,7 @@ class EpochEvents(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         del logs
-        emit("start", epochs=self.epochs, rows=self.rows)
+        emit("start", epochs=self.epochs, rows=self.rows, epoch=self._begin.epoch, step=self._begin.total)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         del epoch, logs
@@ -50,7 +56,9 @@ class EpochEvents(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         now = time.perf_counter()
         trained_s = (self._trained_until or now) - self._epoch_start
-        self.epoch_seconds.append(trained_s)
+        done_before = self._begin.data_step if self._begin.executions and epoch == self._begin.epoch else 0
+        share = 1 - done_before / self._steps
+        self.epoch_seconds.append(trained_s / share)
         values = {name: float(value) for name, value in (logs or {}).items()}
         emit(
             "epoch",
@@ -59,7 +67,7 @@ class EpochEvents(keras.callbacks.Callback):  # type: ignore[misc]
             logs=values,
             seconds=now - self._epoch_start,
             train_seconds=trained_s,
-            rows_per_s=self.rows / trained_s,
+            rows_per_s=self.rows * share / trained_s,
         )
 
 
@@ -69,6 +77,8 @@ class StepMarks(keras.callbacks.Callback):  # type: ignore[misc]
     In the first epoch, and in the first validation, functions are traced and rows are read for the first time, so work
     counts as a sign of life there; afterwards a step is a step.
     """
+
+    keeps_no_state = True  # functions are traced anew after a restart
 
     def __init__(self) -> None:
         super().__init__()

@@ -18,6 +18,11 @@ def describe(event: Event) -> str | None:
             logs = "  ".join(f"{name} {value:.4f}" for name, value in event["logs"].items())
             head = f"epoch {event['epoch'] + 1}/{event['epochs']}"
             return f"{head}  {logs}  {event['rows_per_s']:,.0f} rows/s  {event['seconds']:.1f} s"
+        case "restart":
+            place = f"from epoch {event['epoch'] + 1}, step {event['step']}"
+            return f"restart {event['attempt']} of {event['of']} {place}: {event['cause']}"
+        case "checkpoint-failed":
+            return f"warning: no checkpoint of step {event['step']}, the one before stays: {event['error']}"
     return None
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,13 +16,15 @@ from typing import Any
 
 from tfdist.config import ComputeConfig, FitConfig
 from tfdist.data import Handle, Stream
-from tfdist.errors import ConfigError, DivergenceError
+from tfdist.errors import DivergenceError
 from tfdist.launch.local import LocalLauncher
 from tfdist.launch.program import dump_program
 from tfdist.launch.protocol import Event, LaunchPlan, OnEvent, new_run_id
+from tfdist.train.checks import check_arguments, check_training
 from tfdist.train.console import print_event
 from tfdist.train.publish import announced
-from tfdist.train.task import BuildCallbacks, BuildModel, FitTask, TrainingData, epoch_rows
+from tfdist.train.restarts import checkpoint_plan, with_restarts
+from tfdist.train.task import BuildCallbacks, BuildModel, CheckpointPlan, FitTask, TrainingData, epoch_rows
 from tfdist.train.worker import fit_on_worker
 
 
@@ -36,7 +41,8 @@ class FitResult:
             the graph), or of the only one.
         seconds: wall seconds by phase: ``launch``, ``build``, ``train``, ``save``, ``total``.
         workers: for each rank its ``rank``, ``host``, ``pid`` and ``devices``.
-        run_id: identifies the launch.
+        run_id: identifies the launch, the last one after restarts.
+        restarts: how often the training was launched again.
     """
 
     history: Mapping[str, list[float]]
@@ -47,6 +53,7 @@ class FitResult:
     seconds: Mapping[str, float]
     workers: tuple[Mapping[str, Any], ...]
     run_id: str
+    restarts: int = 0
 
     def model(self) -> Any:
         """Load the trained model (a compiled ``keras.Model``) in this process."""
@@ -88,18 +95,29 @@ def fit(
         DivergenceError: the workers ended with different weights.
     """
     compute, fit = compute or ComputeConfig(), fit or FitConfig()
-    _check_arguments(build_model, train, validation, callbacks)
+    check_arguments(build_model, train, validation, callbacks)
     compute = _with_rows_for_all(compute, train)
     run_id = new_run_id()
     output_dir = _output_dir(fit, train, run_id)
-    _check(train, validation, compute, fit, output_dir)
+    check_training(train, validation, compute, fit, output_dir)
     data, rows = _for_workers(train, compute, fit)
     task = FitTask(build_model, data, validation, compute, fit, callbacks, output_dir)
-    program = dump_program(partial(_fit_as_json, task), "build_model and callbacks")
+    checkpoints = checkpoint_plan(fit, compute, train, validation, output_dir, run_id)
     log = _RunLog(on_event or print_event)
     launched = time.perf_counter()
-    with announced(task.output_dir, run_id):
-        texts = launch(program, compute, LaunchPlan.of(compute, run_id, results="all"), spark, log, rows)
+
+    def launch_from(plan: CheckpointPlan | None, launches: int) -> list[bytes]:
+        nonlocal run_id
+        run_id = new_run_id() if launches else run_id
+        program = dump_program(partial(_fit_as_json, replace(task, checkpoints=plan)), "build_model and callbacks")
+        with ExitStack() as marks:
+            for folder in (output_dir, *([plan.folder] if plan else [])):
+                marks.enter_context(announced(folder, run_id))
+            return launch(program, compute, LaunchPlan.of(compute, run_id, results="all"), spark, log, rows)
+
+    texts, restarts = with_restarts(launch_from, checkpoints, compute.max_restarts, log)
+    if checkpoints is not None and fit.checkpoint_dir is None and fit.output_dir is None:
+        shutil.rmtree(checkpoints.folder, ignore_errors=True)  # nobody knows its name, so nobody goes on from it
     total_s = time.perf_counter() - launched
     outcomes = [json.loads(text) for text in texts]
     if len({o["digest"] for o in outcomes}) != 1:
@@ -108,7 +126,7 @@ def fit(
             "and do all callbacks act alike on every worker?"
         )
     chief = outcomes[0]
-    timed = sorted(chief["epoch_seconds"][1:] or chief["epoch_seconds"])
+    timed = sorted(chief["epoch_seconds"][1:] or chief["epoch_seconds"]) or [math.inf]
     phases, used = chief["seconds"], epoch_rows(data, fit)
     return FitResult(
         history=chief["history"],
@@ -119,6 +137,7 @@ def fit(
         seconds={"launch": total_s - sum(phases.values()), **phases, "total": total_s},
         workers=tuple(log.workers[rank] for rank in sorted(log.workers)),
         run_id=run_id,
+        restarts=restarts,
     )
 
 
@@ -144,15 +163,20 @@ def launch(
 
 
 class _RunLog:
-    """Notes who took part and passes every other event on."""
+    """Notes who took part and passes events on; an epoch that is trained again after a restart is told once."""
 
     def __init__(self, on_event: OnEvent) -> None:
         self.on_event = on_event
         self.workers: dict[int, Mapping[str, Any]] = {}
+        self._epochs_told = 0
 
     def __call__(self, event: Event) -> None:
         if event["kind"] == "joined":
             self.workers[event["rank"]] = {k: event[k] for k in ("rank", "host", "pid", "devices")}
+        elif event["kind"] == "epoch":
+            if event["epoch"] < self._epochs_told:
+                return
+            self._epochs_told = event["epoch"] + 1
         self.on_event(event)
 
 
@@ -164,30 +188,6 @@ def _output_dir(fit: FitConfig, train: Handle | Stream, run_id: str) -> Path:
     if fit.output_dir is not None:
         return Path(fit.output_dir).absolute()
     return train.model_root / run_id
-
-
-def _check_arguments(build_model: Any, train: Any, validation: Any, callbacks: Any) -> None:
-    problems = []
-    if not isinstance(train, Handle | Stream):
-        problems.append(
-            "train: expected the handle of tfdist.data.from_dataframe or from_parquet, or a tfdist.data.stream, got "
-            f"{type(train).__qualname__}"
-        )
-    if not isinstance(validation, Handle | None):
-        hint = "; it is read anew after each epoch, and a job has one stream: use from_dataframe for it"
-        problems.append(
-            "validation: expected the handle of tfdist.data.from_dataframe or from_parquet, got "
-            f"{type(validation).__qualname__}{hint if isinstance(validation, Stream) else ''}"
-        )
-    if not callable(build_model):
-        problems.append(f"build_model: expected a function of the schema, got {type(build_model).__qualname__}")
-    if callbacks is not None and not callable(callbacks):
-        problems.append(
-            f"callbacks: expected a function that returns a list, got {type(callbacks).__qualname__}; it is called on "
-            "every worker, since callbacks do not travel"
-        )
-    if problems:
-        raise ConfigError(problems)
 
 
 def _for_workers(train: Handle | Stream, compute: ComputeConfig, fit: FitConfig) -> tuple[TrainingData, Any]:
@@ -203,38 +203,3 @@ def _with_rows_for_all(compute: ComputeConfig, train: Handle | Stream) -> Comput
             f"compute.slots: {train.rows} rows train on {slots} workers instead of {compute.slots}", stacklevel=3
         )
     return replace(compute, slots=slots)
-
-
-def _check(
-    train: Handle | Stream, validation: Handle | None, compute: ComputeConfig, fit: FitConfig, output_dir: Path
-) -> None:
-    problems = []
-    slots = compute.slots
-    if compute.launcher == "local" and isinstance(train, Stream):
-        problems.append(
-            "train: a stream is handed to the workers by Spark, got compute.launcher='local'; use from_dataframe, or "
-            "launcher='spark'"
-        )
-    if fit.drop_remainder and isinstance(train, Stream):
-        problems.append(
-            "fit.drop_remainder: a stream has no remainder, its rows are spread evenly over the steps; leave it out"
-        )
-    if train.schema.label is None:
-        problems.append("train: expected a label; name it with from_dataframe(..., label=...)")
-    if fit.global_batch < slots:
-        problems.append(
-            f"fit.global_batch: expected at least a row for each of {slots} workers, got {fit.global_batch}"
-        )
-    empty = (name for name, data in (("train", train), ("validation", validation)) if data and not data.rows)
-    problems += [f"{name}: expected at least a row, got an empty data set; check its filters" for name in empty]
-    if validation is not None and validation.element_spec_text != train.element_spec_text:
-        wanted, got = train.element_spec_text.splitlines(), validation.element_spec_text.splitlines()
-        missing, other = (", ".join(x for x in a if x not in b) for a, b in ((wanted, got), (got, wanted)))
-        problems.append(
-            f"validation: expected the columns and tensors of train ({missing or 'in that order'}), got "
-            f"{other or 'fewer'}; dtypes decides how arrays are laid out"
-        )
-    if output_dir.is_file():
-        problems.append(f"fit.output_dir: expected a folder, got the file {output_dir}")
-    if problems:
-        raise ConfigError(problems)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tfdist.cluster import worker_context
 from tfdist.errors import ConfigError
 from tfdist.train.task import TrainingData
 
@@ -53,16 +54,17 @@ def announced(output_dir: Path, run_id: str) -> Iterator[None]:
             output_dir.rmdir()
 
 
-def check_announced(output_dir: Path, run_id: str) -> None:
-    """On the chief, before the training: is ``output_dir`` the folder that the driver sees?
+def check_announced(output_dir: Path, run_id: str, setting: str = "fit.output_dir") -> None:
+    """On a worker, before the training: is ``output_dir`` the folder that the driver sees?
 
     Raises:
         ConfigError: it is not.
     """
     if not _mark(output_dir, run_id).exists():
         raise ConfigError(
-            f"fit.output_dir: expected a folder that the driver and all workers see, got {output_dir}, where the chief "
-            "does not find what the driver wrote; use shared storage, for example beside cache_dir"
+            f"{setting}: expected a folder that the driver and all workers see, got {output_dir}, where rank "
+            f"{worker_context().rank} does not find what the driver wrote; use shared storage, for example beside "
+            "cache_dir"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from tfdist.config import ComputeConfig, FitConfig
 from tfdist.data import Handle, Schema
 from tfdist.data.handle import Shuffle
+from tfdist.train.checkpoint import Checkpoint, Position
 
 BuildModel = Callable[[Schema], Any]
 """Returns a compiled Keras model for the schema of the training data; called on every worker, inside the strategy."""
@@ -32,7 +33,43 @@ class TrainingData(Protocol):
 
     def steps(self, global_batch: int, drop_remainder: bool = False) -> int: ...
 
-    def to_tf(self, *, global_batch: int, shuffle: Shuffle, seed: int, repeat: bool, drop_remainder: bool) -> Any: ...
+    def to_tf(
+        self,
+        *,
+        global_batch: int,
+        shuffle: Shuffle,
+        seed: int,
+        epoch: int,
+        start_step: int,
+        repeat: bool,
+        drop_remainder: bool,
+    ) -> Any: ...
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """Where and when a training is written down.
+
+    Args:
+        folder: holds the checkpoints; the driver and every worker see it.
+        training: identifies the training over all its launches.
+        every_steps: steps between two checkpoints; None writes one at the end of each epoch.
+        keep: how many are kept.
+        settings: what must be equal for a training to go on from a checkpoint.
+        start: the one to go on from, or None.
+    """
+
+    folder: Path
+    training: str
+    every_steps: int | None
+    keep: int
+    settings: Mapping[str, Any]
+    start: Checkpoint | None = None
+
+    @property
+    def position(self) -> Position:
+        """Where a launch begins."""
+        return Position() if self.start is None else self.start.manifest.position
 
 
 def epoch_rows(train: TrainingData, fit: FitConfig) -> int:
@@ -52,6 +89,7 @@ class FitTask:
         fit: how it is trained.
         callbacks: makes the callbacks, or None.
         output_dir: where the chief publishes the model.
+        checkpoints: where it is written down and what it goes on from, or None.
     """
 
     build_model: BuildModel
@@ -61,3 +99,4 @@ class FitTask:
     fit: FitConfig
     callbacks: BuildCallbacks | None
     output_dir: Path
+    checkpoints: CheckpointPlan | None = None

@@ -10,6 +10,7 @@ from typing import Any
 from tfdist.cluster import worker_context
 from tfdist.errors import ConfigError
 from tfdist.launch.pulse import At, collective_timeout_s, mark
+from tfdist.train.checkpoint import Position
 from tfdist.train.task import FitTask, epoch_rows
 
 
@@ -24,10 +25,13 @@ def fit_on_worker(task: FitTask) -> dict[str, Any]:
     from tfdist.strategies.builders import strategy_scope
     from tfdist.train.callbacks import EpochEvents, StepMarks
     from tfdist.train.publish import MODEL, check_announced, publish
+    from tfdist.train.resume import resumable
 
     worker, fit = worker_context(), task.fit
     if worker.is_chief:
         check_announced(task.output_dir, worker.run_id)
+    if task.checkpoints is not None:
+        check_announced(task.checkpoints.folder, worker.run_id, "fit.checkpoint_dir")
     clock = [time.perf_counter()]
     mark(At.MEETING)
     placed: dict[str, Any] = {
@@ -38,20 +42,28 @@ def fit_on_worker(task: FitTask) -> dict[str, Any]:
     with own_errors(), strategy_scope(worker.strategy, **placed):
         mark(At.WORKING)
         share: dict[str, Any] = {"repeat": True, "seed": fit.seed}
+        begin = Position() if task.checkpoints is None else task.checkpoints.position
         train = task.train.to_tf(
-            global_batch=fit.global_batch, shuffle=fit.shuffle, drop_remainder=fit.drop_remainder, **share
+            global_batch=fit.global_batch,
+            shuffle=fit.shuffle,
+            drop_remainder=fit.drop_remainder,
+            epoch=begin.data_epoch,
+            start_step=begin.data_step,
+            **share,
         )
-        arguments: dict[str, Any] = {"steps_per_epoch": task.train.steps(fit.global_batch, fit.drop_remainder)}
+        steps = task.train.steps(fit.global_batch, fit.drop_remainder)
+        arguments: dict[str, Any] = {"steps_per_epoch": steps}
         if task.validation is not None:
             batch = fit.validation_batch or fit.global_batch
             arguments["validation_data"] = task.validation.to_tf(global_batch=batch, shuffle=False, **share)
             arguments["validation_steps"] = task.validation.steps(batch)
         model = _checked(task.build_model(task.train.schema))
         clock.append(time.perf_counter())
-        events = EpochEvents(epoch_rows(task.train, fit), fit.epochs)
+        events = EpochEvents(epoch_rows(task.train, fit), fit.epochs, begin, steps)
         callbacks = [StepMarks(), *(task.callbacks() if task.callbacks else ()), *([events] if worker.is_chief else ())]
-        arguments |= {"epochs": fit.epochs, "verbose": fit.verbose if worker.is_chief else 0, "callbacks": callbacks}
-        history = model.fit(train, shuffle=False, **arguments).history  # the pipeline has shuffled
+        arguments |= {"epochs": fit.epochs, "verbose": fit.verbose if worker.is_chief else 0}
+        with resumable(task.checkpoints, callbacks, model, train, arguments) as resumed:
+            history = model.fit(train, shuffle=False, **arguments, **resumed).history  # the pipeline has shuffled
         clock.append(time.perf_counter())
         # Every rank saves: reading variables that are aggregated on read takes all of them.
         assert worker.scratch_dir is not None

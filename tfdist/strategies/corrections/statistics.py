@@ -65,7 +65,7 @@ def _level(strategy: Any, model: Any) -> None:
     variables = [v for v in variables if v.synchronization == tf.VariableSynchronization.ON_READ]
     if not variables:
         return
-    means = tf.function(lambda: mean_over_replicas(strategy, lambda: variables))()
+    means = tf.function(lambda: mean_over_replicas(strategy, lambda: variables), autograph=False)()
     with strategy.scope():
         for variable, mean in zip(variables, means, strict=True):
             variable.assign(mean)

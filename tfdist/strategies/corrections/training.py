@@ -95,6 +95,16 @@ def _usual_rows(strategy: Any, batch: Any) -> float:
     return max(float(mean), 1.0)
 
 
+def usual_rows(model: Any) -> float | None:
+    """The rows of a usual share that the steps of a model reckon with, or None before its first batch."""
+    return _references.get(model)
+
+
+def set_usual_rows(model: Any, rows: float) -> None:
+    """Let a model go on with the number that it had: another one is as right, and rounds otherwise."""
+    _references[model] = rows
+
+
 def _making_steps(original: Any) -> Any:
     @functools.wraps(original)
     def make_function(self: Any, step_function: Any) -> Any:
@@ -107,13 +117,44 @@ def _making_steps(original: Any) -> Any:
             with entered_step(data, _references.get(self, 1.0)):
                 return step_function(data)
 
-        steps = original(self, step)
-        if self.steps_per_execution == 1:
-            return steps
-        # Keras itself loops outside the graph over an iterator that is not TensorFlow's.
-        return lambda iterator: steps(itertools.chain([next(iterator)], iterator))
+        one_step = original(_OneStep(self), step)
+        return one_step if self.steps_per_execution == 1 else _several(one_step, self)
 
     return make_function
+
+
+class _OneStep:
+    """A model as Keras makes its steps from it, which takes one of them at a time."""
+
+    steps_per_execution = 1
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+def _several(one_step: Any, model: Any) -> Any:
+    """Steps one after the other, of which each takes its batch inside the graph.
+
+    There no batch has a size of its own, so that all take the same graph, also in a training that goes on elsewhere.
+    """
+
+    def steps(iterator: Any) -> Any:
+        if not isinstance(iterator, tf.data.Iterator | tf.distribute.DistributedIterator):
+            for batch in itertools.islice(iterator, model.steps_per_execution):
+                logs = one_step(iter([batch]))
+            return logs
+        logs = one_step(iterator)
+        for _ in range(model.steps_per_execution - 1):
+            try:
+                logs = one_step(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                break
+        return logs
+
+    return steps
 
 
 def _averaging(original: Any) -> Any:
