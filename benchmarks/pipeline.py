@@ -4,7 +4,7 @@
 
 Both read every row once: of 20 float32 columns (narrow); of 8 float32 columns, 4 strings and lists of 64 float32
 (mixed); or of byte strings of 12 KiB (images); and an int64 label. The clock starts before the reader is made; the
-contenders take turns, and the median of all turns counts. CPU time is of the whole process, all threads.
+contenders take turns, and the median of all turns counts. Of the narrow table also the matrix that ``pack=`` makes. CPU time is of the whole process, all threads.
 """
 
 from __future__ import annotations
@@ -151,6 +151,11 @@ def main() -> None:
         contenders: dict[str, Contender] = {"raw scan": lambda: raw_scan(handle)}
         for batch in table.batches:
             contenders |= {f"{name}, batch {batch}": call for name, call in contenders_of(handle, batch).items()}
+        if arguments.table == "narrow":
+            matrix = from_parquet(folder, label="label", pack={"x": [f"x{i}" for i in range(20)]})
+            contenders |= {
+                f"one matrix, {name}, batch 4096": call for name, call in contenders_of(matrix, 4096).items()
+            }
         times: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for turn in range(arguments.turns + 1):
@@ -160,14 +165,14 @@ def main() -> None:
                     times[name].append(took)
         peak_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     print(f"{rows:,} rows, row groups of {table.row_group:,}, median of {arguments.turns} turns")
-    print(f"{'':36} {'M rows/s':>9} {'range':>17} {'CPU ns/row':>11} {'of raw scan':>12}")
+    print(f"{'':48} {'M rows/s':>9} {'range':>17} {'CPU ns/row':>11} {'of raw scan':>12}")
     raw = statistics.median(wall for wall, _ in times["raw scan"])
     for name, took in times.items():
         walls = sorted(wall for wall, _ in took)
         wall, cpu = statistics.median(walls), statistics.median(c for _, c in took)
         speeds = [rows / w / 1e6 for w in (wall, walls[-1], walls[0])]
         span = f"{speeds[1]:.3f} - {speeds[2]:.3f}"
-        print(f"{name:36} {speeds[0]:9.3f} {span:>17} {cpu / rows * 1e9:11.1f} {raw / wall:12.2f}")
+        print(f"{name:48} {speeds[0]:9.3f} {span:>17} {cpu / rows * 1e9:11.1f} {raw / wall:12.2f}")
     print(f"peak memory over the start, all contenders: {peak_mib:.0f} MiB")
     if arguments.table != "narrow":
         return
