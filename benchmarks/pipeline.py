@@ -4,7 +4,8 @@
 
 Both read every row once: of 20 float32 columns (narrow); of 8 float32 columns, 4 strings and lists of 64 float32
 (mixed); or of byte strings of 12 KiB (images); and an int64 label. The clock starts before the reader is made; the
-contenders take turns, and the median of all turns counts. Of the narrow table also the matrix that ``pack=`` makes. CPU time is of the whole process, all threads.
+contenders take turns, and the median of all turns counts. CPU time is of the whole process, all threads. The narrow
+table is also read as the one matrix that ``pack=`` makes of its features.
 """
 
 from __future__ import annotations
