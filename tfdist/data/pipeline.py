@@ -174,6 +174,7 @@ class _Iterations:
     def __init__(self, reading: Reading, first: int, start_step: int, endless: bool) -> None:
         self.schema = reading.manifest.schema
         self.endless = endless
+        self._tensors = self.schema.tensors
         self._reading = reading
         self._epoch = first
         self._start_step = start_step
@@ -187,7 +188,7 @@ class _Iterations:
         self.most_blocks = first_epoch.blocks + 1
         self._none = [
             np.empty([n or 0 for n in spec.shape], spec.dtype.as_numpy_dtype)
-            for tensor in self.schema.tensors
+            for tensor in self._tensors
             for spec in flat_specs(tensor)
         ]
 
@@ -216,13 +217,13 @@ class _Iterations:
             return self._none
         blocks = self._blocks(number)
         if self.endless or index + 1 < len(blocks):
-            return flat(blocks[index], self.schema)
+            return flat(blocks[index], self._tensors)
         if index + 1 == len(blocks):
             block = blocks[index]
-            return flat(block.cut(0, block.steps - 1), self.schema)
+            return flat(block.cut(0, block.steps - 1), self._tensors)
         block = blocks[index - 1]
         self._end(number)
-        return flat(block.cut(block.steps - 1, block.steps), self.schema)
+        return flat(block.cut(block.steps - 1, block.steps), self._tensors)
 
     def _end(self, number: int) -> None:
         """The last batch of an iteration is taken: the next iteration is the next epoch."""

@@ -54,11 +54,12 @@ def dataset(dealt: Dealt, steps: int, shuffle: Shuffle, seed: int) -> Any:
 
 def _local(spool: Spool) -> Any:
     schema = spool.dealt.schema
-    signature = [spec for tensor in schema.tensors for spec in flat_specs(tensor)]
+    kinds = schema.tensors
+    signature = [spec for tensor in kinds for spec in flat_specs(tensor)]
 
     def arrays_of(iteration: Any, number: Any) -> list[np.ndarray]:
         bounds, tensors = spool.pool(iteration, number)
-        return [bounds, *flat(Block(1, int(bounds[-1]), tensors), schema)]
+        return [bounds, *flat(Block(1, int(bounds[-1]), tensors), kinds)]
 
     def pool(iteration: Any, number: Any) -> Any:
         types = [tf.int64, *(spec.dtype for spec in signature)]

@@ -88,7 +88,8 @@ class Streamed:
         self._reader = RowGroups(manifest)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tfdist-read")
         self._held: dict[tuple[int, int], Future[Group]] = {}
-        self._next: tuple[int, int] | None = None
+        self._next: tuple[tuple[int, int], Round, list[int]] | None = None
+        self._tensors = len(manifest.schema.tensors)
         self._rounds = _Rounds[Callable[[int], Block]]("tfdist-rounds")
 
     def blocks(self, epoch: Epoch, number: int, ahead: tuple[Epoch, int] | None) -> Callable[[int], Block]:
@@ -98,22 +99,27 @@ class Streamed:
         self._rounds.forget(self._forget)
 
     def _assembled(self, epoch: Epoch, number: int) -> Callable[[int], Block]:
-        planned = epoch.round(number)
-        if self._next != (epoch.epoch, number):  # another than the one after
+        before, self._next = self._next, None
+        if before is not None and before[0] == (epoch.epoch, number):
+            _, planned, wanted = before
+        else:  # another than the one after
             self._forget()
-        self._want(epoch, planned)
-        groups = {group: self._held[epoch.epoch, group].result() for group in epoch.groups_of(planned)}
+            planned, wanted = self._want(epoch, number)
+        groups = {group: self._held[epoch.epoch, group].result() for group in wanted}
         for group in epoch.done(planned):
             self._held.pop((epoch.epoch, group), None)
-        self._next = epoch.epoch, number + 1
         if number + 1 < epoch.rounds:
-            self._want(epoch, epoch.round(number + 1))
-        return _assembled(epoch, planned, groups, len(self._manifest.schema.tensors))
+            self._next = (epoch.epoch, number + 1), *self._want(epoch, number + 1)
+        return _assembled(epoch, planned, groups, self._tensors)
 
-    def _want(self, epoch: Epoch, planned: Round) -> None:
-        for group in epoch.groups_of(planned):
+    def _want(self, epoch: Epoch, number: int) -> tuple[Round, list[int]]:
+        """Have the row groups of a round read; the round, and those row groups."""
+        planned = epoch.round(number)
+        wanted = epoch.groups_of(planned)
+        for group in wanted:
             if (epoch.epoch, group) not in self._held:
                 self._held[epoch.epoch, group] = self._thread.submit(self._reader.read, group)
+        return planned, wanted
 
     def _forget(self) -> None:
         for future in self._held.values():

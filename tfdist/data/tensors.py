@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,12 +15,12 @@ from tfdist.data.texts import as_text, compact, is_text, plain
 from tfdist.data.values import Ragged, Values
 
 
-def flat(block: Block, schema: Schema) -> list[np.ndarray]:
-    """The arrays of a block, as :func:`flat_specs` lists them."""
+def flat(block: Block, tensors: Sequence[Tensor]) -> list[np.ndarray]:
+    """The arrays of a block, whose tensors are given, as :func:`flat_specs` lists them."""
     shape = block.steps, block.rows
     return [
         array
-        for tensor, values in zip(schema.tensors, block.tensors, strict=True)
+        for tensor, values in zip(tensors, block.tensors, strict=True)
         for array in _arrays(values, shape, _is_raw(tensor))
     ]
 
