@@ -1,9 +1,11 @@
 """What a user sees when things go wrong: each fault is put into a training of two Spark workers, on real processes.
 
-    python benchmarks/faults.py [NAME ...] [--json FILE]
+    python benchmarks/faults.py [NAME ...] [--recover [NAME ...]] [--json FILE]
 
 Rank 1 meets its fault after 12 steps of a training that would go on for hours. The table tells when the driver's call
-had ended, what its error says, and which processes of the training were left ten seconds later. All faults share one
+had ended, what its error says, and which processes of the training were left ten seconds later. Those of which a
+training can recover are met again by one with ``max_restarts=1`` and checkpoints: the table tells when the chief made
+its next step, and whether the weights in the end are exactly those of the undisturbed training. All faults share one
 Spark session, so each also shows that the one before did no harm. Only processes started here are killed, by their id.
 """
 
@@ -44,6 +46,7 @@ _AFTER_STEPS = 12
 _STALL_S = 5.0
 _LEFT_AFTER_S = 10.0
 _HOURS = 10**6  # epochs
+_EPOCHS = 100  # of a training that recovers
 
 
 @dataclass
@@ -53,6 +56,8 @@ class Outcome:
     Args:
         name: of the fault.
         noticed_s: seconds from the fault to the end of the driver's call; None where nothing should be noticed.
+        recovered_s: seconds from the fault to the next step, where the training was launched again.
+        exact: whether the training that recovered has the weights and the history of the undisturbed one.
         error_type: of the error that the call raised; empty for none.
         rank: that the error names.
         host: that the error names.
@@ -64,6 +69,8 @@ class Outcome:
 
     name: str
     noticed_s: float | None = None
+    recovered_s: float | None = None
+    exact: bool | None = None
     error_type: str = ""
     rank: int | None = None
     host: str = ""
@@ -74,15 +81,27 @@ class Outcome:
 
 
 class Crash(keras.callbacks.Callback):
-    """Does ``how`` on rank 1 after some steps, and writes the time into ``folder`` just before."""
+    """Does ``how`` on rank 1 after some steps, and writes the time into ``folder`` just before.
 
-    def __init__(self, how: Callable[[], Any], folder: Path) -> None:
+    After a restart it does nothing but write the time of the chief's first step.
+    """
+
+    keeps_no_state = True
+
+    def __init__(self, how: Callable[[], Any] | None, folder: Path) -> None:
         super().__init__()
         self.how, self.folder, self.steps = how, folder, 0
 
+    def on_train_begin(self, logs: object = None) -> None:
+        self.again = (self.folder / "time").exists()
+
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
         self.steps += 1
-        if self.steps == _AFTER_STEPS and tfdist.worker_context().rank == 1:
+        if self.again:
+            if self.steps == 1 and tfdist.worker_context().is_chief:
+                (self.folder / "again").write_text(str(time.time()))
+            return
+        if self.steps == _AFTER_STEPS and self.how is not None and tfdist.worker_context().rank == 1:
             print("last words of rank 1", flush=True)
             (self.folder / "time").write_text(str(time.time()))
             self.how()
@@ -123,8 +142,8 @@ def build_model(schema: Any) -> Any:
     return model
 
 
-def train(handle: Any, folder: Path, name: str) -> None:
-    """Train on two Spark workers until fault ``name`` ends it."""
+def train(handle: Any, folder: Path, name: str, restarts: int = 0) -> tfdist.FitResult:
+    """Train on two Spark workers until fault ``name`` ends it, or with ``restarts`` to the end."""
     how = INSIDE.get(name)
     pids: dict[int, int] = {}
     done: list[float] = []
@@ -137,12 +156,15 @@ def train(handle: Any, folder: Path, name: str) -> None:
             (folder / "time").write_text(str(done[0]))
             OUTSIDE[name](pids[1])
 
-    tfdist.fit(
+    kept = {"checkpoint_every_steps": 5} if restarts else {}
+    return tfdist.fit(
         build_model,
         handle,
-        compute=tfdist.ComputeConfig(slots=2, stall_timeout_s=_STALL_S, threads_per_worker=1),
-        fit=tfdist.FitConfig(epochs=_HOURS, global_batch=20, output_dir=folder / "out"),
-        callbacks=None if how is None else lambda: [Crash(how, folder)],
+        compute=tfdist.ComputeConfig(slots=2, stall_timeout_s=_STALL_S, threads_per_worker=1, max_restarts=restarts),
+        fit=tfdist.FitConfig(
+            epochs=_EPOCHS if restarts else _HOURS, global_batch=20, output_dir=folder / "out", **kept
+        ),
+        callbacks=lambda: [Crash(how, folder)],
         on_event=on_event,
     )
 
@@ -204,6 +226,7 @@ UNSEEN: dict[str, Callable[[SparkSession, Path], None]] = {
     "two runs at once": two_at_once,
 }
 FAULTS = (*INSIDE, *OUTSIDE, *UNSEEN)
+RECOVERABLE = tuple(name for name in (*INSIDE, *OUTSIDE) if name != "raise")
 
 
 def command_line(process: psutil.Process) -> list[str]:
@@ -280,34 +303,54 @@ def run_fault(spark: SparkSession, handle: Any, name: str) -> Outcome:
     return outcome
 
 
+def recover(handle: Any, outcome: Outcome, undisturbed: tfdist.FitResult) -> None:
+    """Put the fault into a training that is launched again; note when it went on, and how it ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = train(handle, Path(folder), outcome.name, restarts=1)
+        assert result.restarts == 1, f"{outcome.name}: {result.restarts} restarts"
+        times = (float(Path(folder, name).read_text()) for name in ("again", "time"))
+        outcome.recovered_s = round(next(times) - next(times), 1)
+        weights = zip(result.model().get_weights(), undisturbed.model().get_weights(), strict=True)
+        outcome.exact = result.history == undisturbed.history and all((a == b).all() for a, b in weights)
+
+
 def report(outcomes: list[Outcome]) -> Table:
-    table = Table("fault", "noticed after", "what the user sees", "processes left", show_lines=True)
+    headings = ("fault", "noticed after", "next step after", "exact", "what the user sees", "processes left")
+    table = Table(*headings, show_lines=True)
     for o in outcomes:
         first = o.message.splitlines()[0] if o.message else "nothing"
-        noticed = "" if o.noticed_s is None else f"{o.noticed_s:.1f} s"
-        table.add_row(o.name, noticed, f"{o.error_type}: {first}" if o.error_type else first, str(len(o.left or ())))
+        noticed, recovered = ("" if s is None else f"{s:.1f} s" for s in (o.noticed_s, o.recovered_s))
+        exact = "" if o.exact is None else "yes" if o.exact else "NO"
+        seen = f"{o.error_type}: {first}" if o.error_type else first
+        table.add_row(o.name, noticed, recovered, exact, seen, str(len(o.left or ())))
     return table
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"by default all: {', '.join(FAULTS)}")
+    parser.add_argument(
+        "--recover", nargs="*", metavar="NAME", default=None, help="of which to recover; by default all that can be"
+    )
     parser.add_argument("--json", type=Path, help="write the outcomes to this file instead of a table")
     arguments = parser.parse_args()
-    unknown = [name for name in arguments.names if name not in FAULTS]
-    if unknown:
-        parser.error(f"expected some of {', '.join(FAULTS)}, got {', '.join(unknown)}")
+    names = arguments.names or FAULTS
+    recovered = arguments.recover if arguments.recover is not None else [n for n in names if n in RECOVERABLE]
+    for asked, known in ((names, FAULTS), (recovered, RECOVERABLE)):
+        if unknown := [name for name in asked if name not in known]:
+            parser.error(f"expected some of {', '.join(known)}, got {', '.join(unknown)}")
     adopt({_MARK: new_run_id(), "CUDA_VISIBLE_DEVICES": "-1"})
     with tempfile.TemporaryDirectory() as folder:
         handle = tiny_parquet(folder, 100)
         outcomes = []
         with spark_cluster() as spark:
             look_around(spark)  # Python is there
-            for name in arguments.names or FAULTS:
+            undisturbed = train(handle, Path(folder, "undisturbed"), "", restarts=1) if recovered else None
+            for name in names:
                 print(name, file=sys.stderr, flush=True)
                 outcomes.append(run_fault(spark, handle, name))
-                if os.environ.get("DEBUGF"):
-                    print(time.time(), outcomes[-1], file=sys.stderr, flush=True)
+                if undisturbed is not None and name in recovered:
+                    recover(handle, outcomes[-1], undisturbed)
         after_stop = psutil.wait_procs(ours(), timeout=_LEFT_AFTER_S)[1]
     if arguments.json:
         found = {"outcomes": [asdict(o) for o in outcomes], "left": [p.pid for p in after_stop]}

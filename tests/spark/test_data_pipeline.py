@@ -9,6 +9,7 @@ import json
 import os
 import threading
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -409,3 +410,46 @@ def test_a_dataset_that_is_let_go_gives_back_its_threads_and_files(handle: Handl
     after = held()
     assert after[0] <= before[0]
     assert after[1] <= before[1]
+
+
+def test_decimals_become_the_nearest_floats(tmp_path: Path) -> None:
+    """Decimals of few and many digits, negative, null or in lists, are the float64 that Python reads of their text."""
+    values = [None if i == 7 else Decimal(i * 37 - 500_000).scaleb(-3) for i in range(1000)]
+    few, many = (pa.array(values, pa.decimal128(digits, 3)) for digits in (12, 30))
+    lists = pa.array([[v or Decimal(0)] * 2 for v in values], pa.list_(pa.decimal128(12, 3)))
+    pq.write_table(pa.table({"few": few, "many": many, "list": lists}), tmp_path / "part.parquet")
+    fill: dict[str, Any] = {"few": ("fill", 0.5), "many": ("fill", 0.5)}
+    handle = from_parquet(tmp_path, nulls=fill, dtypes={"many": "float64", "list": "float64[2]"})
+    (batch,) = handle.to_tf(global_batch=1000, shuffle=False)
+    wanted = [0.5 if v is None else float(v) for v in values]
+    assert batch["few"].numpy().tolist() == batch["many"].numpy().tolist() == wanted
+    assert batch["list"].numpy()[:, 1].tolist() == [float(v or 0) for v in values]
+
+
+def test_a_file_replaced_after_planning_is_noticed(tmp_path: Path) -> None:
+    """Another file with as many rows, or with another column, is refused by name, not read as the old one."""
+    path = tmp_path / "part.parquet"
+    pq.write_table(pa.table({"x": np.arange(10)}), path)
+    handle = from_parquet(tmp_path)
+    for other in ({"x": np.arange(10) + 100}, {"y": np.arange(10)}):
+        pq.write_table(pa.table(other), path)
+        with pytest.raises(
+            tf.errors.InvalidArgumentError, match=r"part\.parquet: .*another footer; the file was changed"
+        ):
+            list(handle.to_tf(global_batch=10))
+
+
+def test_files_of_other_names_are_told(tmp_path: Path) -> None:
+    """A folder that holds files of other names is read without them, with a warning that counts them."""
+    for name in ("a.parquet", "b", "c.pq"):
+        pq.write_table(pa.table({"x": [1]}), tmp_path / name)
+    (tmp_path / "_SUCCESS").touch()
+    with pytest.warns(UserWarning, match=r"2 files that are not named \*\.parquet are not read, for example b"):
+        assert from_parquet(tmp_path).rows == 1
+
+
+def test_nulls_of_files_as_they_lie_cannot_be_dropped_and_nobody_says_so(tmp_path: Path) -> None:
+    """The refusal of a null offers what works for files that are read as they lie."""
+    pq.write_table(pa.table({"x": [1.0, None]}), tmp_path / "part.parquet")
+    with pytest.raises(DataError, match=r"got 1; say nulls={'x': 'mask'} \(adds 'x_is_null'\) or \('fill', value\)"):
+        from_parquet(tmp_path)

@@ -197,3 +197,19 @@ def test_a_training_with_preprocessing_layers_scores_through_them(spark: SparkSe
     np.testing.assert_allclose([row["prediction"] for row in scored.collect()], wanted, rtol=1e-5)
     with pytest.raises(ConfigError, match="validation: expected the columns and tensors of train"):
         tfdist.fit(build, train, validation=raw, compute=compute, fit=fit)
+
+
+def test_a_transform_of_another_number_of_rows_is_refused(tmp_path: Path) -> None:
+    """Features that are cut or repeated would be trained against the labels of other rows: the first batch fails."""
+    pq.write_table(pa.table({"x": np.arange(30.0), "y": np.arange(30.0)}), tmp_path / "part.parquet")
+
+    def without_first(features: Any) -> Any:
+        return {"z": features["x"][1:]}
+
+    def twice(features: Any) -> Any:
+        return {"z": tf.concat([features["x"], features["x"]], 0)}
+
+    for transform in (without_first, twice):
+        batches = from_parquet(tmp_path, label="y", transform=transform).to_tf(global_batch=10)
+        with pytest.raises(tf.errors.InvalidArgumentError, match="transform: expected a row for each row of the batch"):
+            next(iter(batches))

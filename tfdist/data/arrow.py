@@ -17,6 +17,8 @@ from tfdist.data.types import decimal_digits, element_type, tensor_type
 from tfdist.data.values import Ragged, Values
 from tfdist.errors import DataError
 
+_EXACT_DIGITS, _EXACT_POWER = 15, 22  # whole numbers of so many digits, and powers of ten, are float64 numbers
+
 _STORAGE: dict[str, pa.DataType] = {
     "boolean": pa.bool_(),
     "tinyint": pa.int8(),
@@ -59,12 +61,13 @@ def values_of(values: pa.ChunkedArray | pa.Array, column: Column) -> tuple[Value
     return own, np.asarray(array.is_null()) if nulls else np.zeros(len(array), bool)
 
 
-def null_error(column: Column, count: int) -> DataError:
-    """The refusal of nulls that no policy covers."""
-    name = column.name
+def null_error(column: Column, count: int, can_drop: bool = True) -> DataError:
+    """The refusal of nulls that no policy covers; rows of files that are read as they lie cannot be dropped."""
+    name, mask = column.name, f"'mask'{'' if can_drop else '}'} (adds {column.name + '_is_null'!r})"
+    first = f"'drop'}} (leave the rows out), {mask}" if can_drop else mask
     return DataError(
-        f"column {name!r}: expected no nulls, got {count}; say nulls={{{name!r}: 'drop'}} (leave the rows out), "
-        f"'mask' (adds {name + '_is_null'!r}) or ('fill', value), or filter them in Spark"
+        f"column {name!r}: expected no nulls, got {count}; say nulls={{{name!r}: {first} or ('fill', value), or filter "
+        "them in Spark"
     )
 
 
@@ -165,9 +168,10 @@ def _lists(array: pa.Array, column: Column) -> Values:
     wrong = pc.index((pc.greater if padded else pc.not_equal)(counts, length), True).as_py()
     if wrong >= 0:
         expected = f"at most {length} values in its arrays" if padded else f"arrays of length {length}"
+        got = counts[wrong].as_py()
         raise DataError(
-            f"column {column.name!r}: expected {expected}, got {counts[wrong].as_py()} in row {wrong}; "
-            f"say dtypes={{{column.name!r}: '{column.dtype}[*]'}} for ragged tensors, or '[<={length}]' to pad them"
+            f"column {column.name!r}: expected {expected}, got {got} in row {wrong}; say dtypes={{{column.name!r}: "
+            f"'{column.dtype}[*]'}} for ragged tensors, or '[<={max(got, length)}]' or more to pad them"
         )
     flat = array.flatten()
     _check_inner_nulls(flat, column)
@@ -218,6 +222,8 @@ def _stored(array: pa.Array, column: Column) -> pa.Array:
     if column.scaled:
         wanted = pa.decimal128(*map(int, spark_type[len("decimal(") : -1].split(",")))
     elif decimal_digits(spark_type) is not None:
+        if column.dtype.startswith("float") and pa.types.is_decimal(array.type):
+            return _nearest_doubles(array)
         # Whole numbers at once: on the way through float64 they would lose digits from 2**53 on.
         whole = column.dtype.lstrip("u").startswith("int")
         exact = pa.from_numpy_dtype(column.dtype) if whole else pa.float64()
@@ -230,7 +236,7 @@ def _stored(array: pa.Array, column: Column) -> pa.Array:
         return array
     try:
         if pa.types.is_timestamp(array.type):
-            array = array.cast(pa.timestamp("us", array.type.tz))
+            array = _microseconds(array, column)
         elif pa.types.is_duration(array.type):
             array = array.cast(pa.duration("us"))
         if pa.types.is_boolean(wanted) or pa.types.is_nested(array.type):
@@ -242,6 +248,16 @@ def _stored(array: pa.Array, column: Column) -> pa.Array:
         if pa.types.is_decimal(array.type) and pa.types.is_integer(wanted):
             raise refusal(column, lost_decimals(array, column.dtype)) from error
         raise _type_error(array, column) from error
+
+
+def _microseconds(array: pa.Array, column: Column) -> pa.Array:
+    try:
+        return array.cast(pa.timestamp("us", array.type.tz))
+    except pa.ArrowInvalid as error:
+        raise DataError(
+            f"column {column.name!r}: expected times in whole microseconds of the years 1 to 9999, got {array.type} "
+            f"with others ({error}); round them, or read the files through Spark with from_dataframe"
+        ) from error
 
 
 def _units(decimals: pa.Array) -> np.ndarray:
@@ -265,6 +281,16 @@ def _texts(array: pa.Array, column: Column) -> Text | Raw:
     if pa.types.is_dictionary(array.type):
         return _text(array)
     return Raw(pa.chunked_array([_binary(array)]))
+
+
+def _nearest_doubles(decimals: pa.Array) -> pa.Array:
+    """Each decimal as the float64 nearest to it, as Spark casts; Arrow's own cast is often a digit off."""
+    digits, scale = decimals.type.precision, decimals.type.scale
+    if digits > _EXACT_DIGITS or not 0 <= scale <= _EXACT_POWER:
+        return decimals.cast(pa.string()).cast(pa.float64())
+    # Both are float64 numbers exactly, and IEEE 754 rounds their quotient once.
+    doubles = _units(decimals.cast(pa.decimal128(digits, scale))) / 10.0**scale
+    return pa.array(doubles, mask=np.asarray(decimals.is_null()) if decimals.null_count else None)
 
 
 def _without_nulls(texts: pa.Array, column: Column) -> pa.Array:

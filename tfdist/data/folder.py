@@ -46,10 +46,10 @@ def missing_files(manifest: Manifest) -> list[str]:
 def with_footers(storage: Storage, fragments: Sequence[Fragment]) -> tuple[Fragment, ...]:
     """The fragments with the digests of the footers that their files have now."""
     with ThreadPoolExecutor(_THREADS) as threads:
-        return tuple(threads.map(lambda f: replace(f, footer=_footer_digest(storage, f.path)), fragments))
+        return tuple(threads.map(lambda f: replace(f, footer=footer_digest(storage, f.path)), fragments))
 
 
-def _footer_digest(storage: Storage, path: str) -> str:
+def footer_digest(storage: Storage, path: str) -> str:
     """16 hex digits of SHA-256 over the footer of a Parquet file, which says where all its values lie; empty where
     the file ends in none."""
     try:

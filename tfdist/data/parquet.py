@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -10,7 +11,7 @@ from typing import Any
 
 from tfdist.data.arrow import null_error
 from tfdist.data.fields import Field, names_within
-from tfdist.data.folder import missing_files
+from tfdist.data.folder import missing_files, with_footers
 from tfdist.data.footers import fields_of, fixed_row_bytes, fragments_of, null_counts, read_footers, row_bytes
 from tfdist.data.handle import Handle
 from tfdist.data.lengths import list_lengths
@@ -157,7 +158,7 @@ def _foreign(
         digest.update(f"{file.path}\0{file.size_bytes}\0{file.version}\0{footer.row_groups}\n".encode())
     return Manifest(
         root=root.url,
-        fragments=fragments_of(footers),
+        fragments=with_footers(root, fragments_of(footers)),
         schema=schema,
         fingerprint=digest.hexdigest()[:32],
         row_bytes=row_bytes(footers, schema),
@@ -178,7 +179,7 @@ def _files(storage: Storage) -> tuple[Storage, list[Entry]]:
     if any(file.path.startswith("_delta_log/") for file in found):
         raise DataError(f"{place}: a Delta table; read it through Spark with from_dataframe")
     paths = [(file, PurePosixPath(file.path).parts) for file in found if file.path.endswith(".parquet")]
-    chosen = [(file, parts) for file, parts in paths if not any(part.startswith(("_", ".")) for part in parts)]
+    chosen = [(file, parts) for file, parts in paths if not _is_hidden(file.path)]
     if any("=" in part for _, parts in chosen for part in parts[:-1]):
         raise DataError(
             f"{place}: partitioned by the names of folders, which hold a column; read it through Spark with "
@@ -186,7 +187,18 @@ def _files(storage: Storage) -> tuple[Storage, list[Entry]]:
         )
     if not chosen:
         raise DataError(f"{place}: expected files named *.parquet, found none")
+    others = [file.path for file in found if not file.path.endswith(".parquet") and not _is_hidden(file.path)]
+    if others:
+        warnings.warn(
+            f"{place}: {len(others)} files that are not named *.parquet are not read, for example {others[0]}",
+            stacklevel=5,
+        )
     return storage, [file for file, _ in chosen]
+
+
+def _is_hidden(path: str) -> bool:
+    """Whether Spark leaves a file out, as it does its own notes."""
+    return any(part.startswith(("_", ".")) for part in PurePosixPath(path).parts)
 
 
 def _check_nulls(schema: Schema, counts: Mapping[str, int]) -> None:
@@ -194,7 +206,7 @@ def _check_nulls(schema: Schema, counts: Mapping[str, int]) -> None:
     for column in schema.columns:
         count = counts.get(column.name, 0)
         if count and column.nulls == "error":
-            problems.append(str(null_error(column, count)))
+            problems.append(str(null_error(column, count, can_drop=False)))
         if count and column.nulls == "drop":
             problems.append(
                 f"column {column.name!r}: {count} nulls cannot be dropped from files as they lie; use 'mask' or "

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 
 from tfdist.data.arrow import member_of, values_of
 from tfdist.data.column import Column
+from tfdist.data.folder import footer_digest
 from tfdist.data.manifest import Manifest
 from tfdist.data.tables import tensors_of
 from tfdist.data.values import Values
@@ -78,6 +79,8 @@ class RowGroups:
                 )
         except FileNotFoundError as error:
             raise DataError(f"{path}: not found; the data must lie where every worker sees it") from error
+        if fragment.footer and footer_digest(self._manifest.storage, fragment.path) != fragment.footer:
+            raise self._changed(number, "another footer")
         if opened.metadata.num_row_groups != len(self._manifest.fragments[number].row_groups):
             raise self._changed(number, f"{opened.metadata.num_row_groups} row groups")
         self._open[number] = opened

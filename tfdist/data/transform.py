@@ -59,9 +59,20 @@ class Chain:
 
     def __call__(self, features: dict[str, Any]) -> Any:
         """The features after all of them."""
+        given = next(iter(tf.nest.flatten(features, expand_composites=False)))
         for link in self.links:
             features = link(features)
+        for value in tf.nest.flatten(features, expand_composites=False):
+            if isinstance(value, tf.Tensor | tf.RaggedTensor | tf.SparseTensor) and value.shape.rank:
+                told = "transform: expected a row for each row of the batch, got another number of rows; keep the first"
+                tf.debugging.assert_equal(_rows(value), _rows(given), f"{told} dimension")
         return features
+
+
+def _rows(values: Any) -> Any:
+    if isinstance(values, tf.RaggedTensor):
+        return values.nrows(tf.int64)
+    return tf.shape(values, tf.int64)[0]
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,8 @@ def way_out(spark_type: str) -> str:
         return "it has no fields; leave it out with features=[...]"
     if spark_type == "variant":
         return "take the values out with variant_get(col, path, type)"
+    if spark_type == "interval":
+        return "it has months and days of no fixed length; take it apart with extract(field FROM col)"
     if spark_type == "void":
         return "it has no values; leave it out with features=[...] or cast it"
     if spark_type.startswith("array<struct<"):
@@ -154,6 +156,6 @@ def _innermost(spark_type: str) -> tuple[str, int]:
 def _scalar(spark_type: str) -> str | None:
     if _DECIMAL.fullmatch(spark_type):
         return "float64"
-    if spark_type.startswith("interval"):
+    if spark_type.startswith("interval "):
         return "int32" if "year" in spark_type or "month" in spark_type else "int64"
     return _SCALARS.get(spark_type)
