@@ -163,10 +163,11 @@ def test_a_long_epoch_says_its_step_every_half_minute() -> None:
     ]
 
 
-def test_a_step_event_of_the_users_own_is_no_place() -> None:
-    """A train function may send an event of that name with anything in it, which is not shown."""
+def test_events_of_the_users_own_are_not_shown() -> None:
+    """A train function may send an event of any name with anything in it, which harms no display."""
     display = LiveDisplay(terminal(), describe, Clock())
-    display({"kind": "step", "rank": 0, "step": "mine"})
+    for kind in ("start", "step", "epoch", "restart", "line", "waiting", "progress"):
+        display({"kind": kind, "rank": 0, "mine": 1})
     assert picture(display) == ["starting the workers  0:00 elapsed"]
     console = Console(file=io.StringIO())
     PlainLines(console, describe, clock=iter([0.0, 99.0]).__next__)({"kind": "step", "rank": 1})

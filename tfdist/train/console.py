@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from tfdist.launch.protocol import Event
-from tfdist.train.live import LiveDisplay, is_place, numbers
+from tfdist.train.live import LiveDisplay, is_ours, is_place, numbers
 
 STEP_EVERY_S = 30.0
 _CONTROL = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)|[\x00-\x08\x0b-\x1f\x7f]")
@@ -39,7 +39,7 @@ def shown(console: Console | None = None, *, indent: str = "", workers: bool = F
     console = console or Console()
 
     def line(event: Event) -> str | None:
-        if event["kind"] == "joined" and workers:
+        if event["kind"] == "joined" and workers and is_ours(event):
             return f"{indent}worker {event['rank']} on {event['host']}"
         text = describe(event)
         return text if text is None else indent + text
@@ -86,6 +86,8 @@ class PlainLines:
 
 def describe(event: Event) -> str | None:
     """One line for an event, or None for one that is not shown."""
+    if not is_ours(event):
+        return None
     match event["kind"]:
         case "waiting":
             return f"waiting for the cluster: {event['ready']}/{event['wanted']} slots"

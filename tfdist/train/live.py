@@ -14,14 +14,29 @@ from rich.text import Text
 
 from tfdist.launch.protocol import Event
 
-_PLACE = frozenset(("epoch", "epochs", "step", "steps", "logs", "rows_per_s"))
+# A train function may send events of these names with anything in them; those are not shown.
+_NEEDED = {
+    "start": {"epoch", "epochs", "step", "steps", "rows"},
+    "step": {"epoch", "epochs", "step", "steps", "logs", "rows_per_s"},
+    "epoch": {"epoch", "epochs", "logs", "rows_per_s", "seconds"},
+    "line": {"text"},
+    "restart": {"attempt", "of", "epoch", "step", "cause"},
+    "checkpoint-failed": {"step", "error"},
+    "waiting": {"ready", "wanted"},
+    "joined": {"host"},
+}
 _WIDEST_BAR, _NARROWEST_BAR = 40, 6
 _STYLES = {"line": "dim", "joined": "dim", "restart": "yellow", "checkpoint-failed": "yellow"}
 
 
+def is_ours(event: Event) -> bool:
+    """Whether an event is of a kind that is shown, and has what that takes."""
+    return event["kind"] in _NEEDED and event.keys() >= _NEEDED[event["kind"]]
+
+
 def is_place(event: Event) -> bool:
-    """Whether an event says where ``tfdist.fit`` is; a train function may send a ``step`` of its own."""
-    return event["kind"] == "step" and event.keys() >= _PLACE
+    """Whether an event says where ``tfdist.fit`` is."""
+    return event["kind"] == "step" and is_ours(event)
 
 
 def numbers(logs: Mapping[str, float]) -> str:
@@ -86,11 +101,13 @@ class LiveDisplay:
             self._console.print(Text(text, _STYLES.get(event["kind"], "")), soft_wrap=True, highlight=False)
 
     def _note(self, event: Event) -> None:
+        if not is_ours(event):
+            return
         if is_place(event):
             self._place, self._doing = event, "validating" if event.get("validating") else ""
             return
         match event["kind"]:
-            case "start" if "steps" in event:
+            case "start":
                 steps = event["steps"]
                 self._doing = "preparing the first step"
                 self._place = {
