@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from tfdist.environ import names_secret
 from tfdist.errors import ConfigError
 
 from .validation import section_in, shown
@@ -59,6 +60,8 @@ def override(raw: dict[str, Any], text: str, model: type[BaseModel]) -> str | No
         The problem, if there is one.
     """
     dotted, equals, value = text.partition("=")
+    if names_secret(dotted) or dotted.strip().startswith("compute.env"):  # values of env may be secrets
+        text = f"{dotted}=..."
     parts = _split_place(dotted.strip(), model)
     if not equals or not all(parts):
         return f"--set {text}: expected a.b=value, got {text!r}"

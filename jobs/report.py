@@ -1,4 +1,4 @@
-"""What a job shows: a line per epoch while it trains, the training curve, and the summary at the end."""
+"""What a job shows besides its training: the phases, the training curve, and the summary at the end."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tfdist.train.console import describe
-
 from .result import JobResult
 
 _NAMES = {
@@ -26,39 +24,9 @@ _NAMES = {
 _TRAIN, _VALIDATION = "#4878a8", "#d9822b"
 
 
-class Progress:
-    """Shows the events of a training as lines.
-
-    Args:
-        console: where to; on a terminal lines are coloured.
-    """
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def phase(self, text: str) -> None:
-        """Say what begins now."""
-        self._line(f"[bold]{escape(text)}[/bold]")
-
-    def on_event(self, event: Mapping[str, Any]) -> None:
-        """Show an event; kinds that tell a reader nothing are left out."""
-        match event["kind"]:
-            case "waiting":
-                self._line(f"  waiting for the cluster: {event['ready']} of {event['wanted']} slots")
-            case "line":
-                self._line(f"  [dim]\\[{event['rank']}] {escape(event['text'])}[/dim]")
-            case "joined":
-                self._line(f"  [dim]worker {event['rank']} on {escape(event['host'])}[/dim]")
-            case "restart" | "checkpoint-failed":
-                self._line(f"  [yellow]{escape(describe(dict(event)) or '')}[/yellow]")
-            case "epoch":
-                values = "  ".join(f"{escape(name)} {value:.4f}" for name, value in event["logs"].items())
-                of = f"/{event['epochs']}" if "epochs" in event else ""
-                speed = f"  {event['rows_per_s']:,.0f} rows/s" if "rows_per_s" in event else ""
-                self._line(f"  epoch {event['epoch'] + 1}{of}  {values}{speed}  {event['seconds']:.1f} s")
-
-    def _line(self, text: str) -> None:
-        self._console.print(text, soft_wrap=True, highlight=False)
+def say(console: Console, text: str) -> None:
+    """Say which phase begins now."""
+    console.print(f"[bold]{escape(text)}[/bold]", soft_wrap=True, highlight=False)
 
 
 def training_curve(history: Mapping[str, Sequence[float]], name: str) -> Any:

@@ -14,8 +14,9 @@ import tfdist
 from tfdist.data import Handle, from_dataframe
 from tfdist.data.location import open_storage
 from tfdist.errors import ConfigError
+from tfdist.train.console import shown
 
-from .report import Progress, summary, training_curve
+from .report import say, summary, training_curve
 from .result import JobResult
 from .session import job_session
 from .source import Parts, open_source, prepare
@@ -45,7 +46,7 @@ def run_job(spec: JobSpec, console: Console | None = None, *, resume: bool = Fal
         WorkerError: the training failed.
     """
     console = console or Console()
-    clock = _Clock(Progress(console))
+    clock = _Clock(console)
     clock.start("session", "starting Spark")
     with job_session(spec.spark, spec.name) as spark:
         clock.start("prepare", f"preparing {spec.source.text}")
@@ -91,10 +92,6 @@ def _train_and_measure(spec: JobSpec, task: Task, parts: Parts, run: Run, clock:
 
     clock.start("train", f"training on {rows['train']:,} rows with {spec.compute.slots} workers")
 
-    def on_event(event: dict[str, Any]) -> None:
-        clock.progress.on_event(event)
-        run.on_event(event)
-
     output_dir = Path(spec.output_dir).absolute()
     fit = dataclasses.replace(
         spec.fit,
@@ -102,7 +99,14 @@ def _train_and_measure(spec: JobSpec, task: Task, parts: Parts, run: Run, clock:
         checkpoint_dir=spec.fit.checkpoint_dir or output_dir / "checkpoints",
         resume=resume,
     )
-    fitted = tfdist.fit(build_model, train, validation=validation, compute=spec.compute, fit=fit, on_event=on_event)
+    with shown(clock.console, indent="  ", workers=True) as display:
+
+        def on_event(event: dict[str, Any]) -> None:
+            display(event)
+            run.on_event(event)
+
+        fit = dataclasses.replace(fit, verbose=0) if display.live else fit  # the display takes the place of Keras' bar
+        fitted = tfdist.fit(build_model, train, validation=validation, compute=spec.compute, fit=fit, on_event=on_event)
     run.log_missing(fitted.history)
 
     clock.start("score", f"scoring {rows['test']:,} test rows")
@@ -147,14 +151,14 @@ def _handle(part: DataFrame, spec: JobSpec, task: Task, name: str) -> Handle:
 class _Clock:
     """Wall seconds of phases that follow one another; says what begins."""
 
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
+    def __init__(self, console: Console) -> None:
+        self.console = console
         self._begun: dict[str, float] = {}
 
     def start(self, phase: str, text: str) -> None:
         """End the phase before and begin ``phase``."""
         self._begun[phase] = time.perf_counter()
-        self.progress.phase(text)
+        say(self.console, text)
 
     def stop(self) -> dict[str, float]:
         """End the last phase; the seconds of each, and of all."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import tfdist
 from tfdist.data import Schema
-from tfdist.environ import scoped_environ
+from tfdist.environ import names_secret, scoped_environ
 
 from .interruption import was_interrupted
 from .spec import JobSpec
@@ -192,7 +192,7 @@ def tracked_run(spec: JobSpec, *, resume: bool = False) -> Iterator[Run]:
             try:
                 run = Run(client, started.info.run_id, experiment.name, spec.tracking.uri)
                 _note_run(spec, run.run_id)
-                params = {k: "(redacted)" if _SECRET.search(k) else v for k, v in spec.flat().items()}
+                params = {k: "(redacted)" if _is_secret(k) else v for k, v in spec.flat().items()}
                 mlflow.log_params({name: value for name, value in params.items() if name not in known})
                 if earlier is not None:
                     run.go_on(spec.compute.slots)
@@ -211,6 +211,10 @@ def tracked_run(spec: JobSpec, *, resume: bool = False) -> Iterator[Run]:
             mlflow.end_run("FINISHED")
         finally:
             mlflow.set_tracking_uri(before)
+
+
+def _is_secret(setting: str) -> bool:
+    return _SECRET.search(setting) is not None or (setting.startswith("compute.env.") and names_secret(setting))
 
 
 def _note_run(spec: JobSpec, run_id: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from tfdist.environ import names_secret
 from tfdist.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -95,7 +96,9 @@ def _describe(place: Place, items: Sequence[Mapping[str, Any]], model: type[Base
         return [f"{dotted}: expected a value, got nothing; this key is required"]
     wanted = " or ".join(dict.fromkeys(_wanted(item) for item in items))
     choices = re.findall("'([^']*)'", wanted) if kind == "literal_error" else []
-    return [f"{dotted}: expected {wanted}, got {shown(got)}{nearest(str(got), choices)}"]
+    secret = place[:1] == ("compute",) and names_secret(f"{dotted} {got!r}")
+    told = "a value that is not shown" if secret else shown(got)
+    return [f"{dotted}: expected {wanted}, got {told}{nearest(str(got), choices)}"]
 
 
 def _wanted(item: Mapping[str, Any]) -> str:

@@ -29,8 +29,9 @@ class ComputeConfig:
         gpu_resource_name: name of the Spark resource that holds the GPUs.
         strategy: ``auto`` is ``single`` for one slot and ``multi_worker_mirrored`` for more.
         threads_per_worker: TensorFlow's intra-op threads in each worker; None leaves TensorFlow's own choice.
-        env: variables set in the training processes before TensorFlow is imported.
-        show_output: ``chief`` streams the chief's output to the driver, ``all`` every worker's, ``none`` nobody's.
+        env: variables set in the training processes before TensorFlow is imported; never shown, they may be secrets.
+        show_output: ``chief`` streams the chief's output to the driver, ``all`` every worker's, ``none`` nobody's, and
+            a number that of the worker with this rank.
         startup_timeout_s: seconds in which the cluster must offer all slots, and all workers must have met after the
             first one came.
         stall_timeout_s: seconds without a step, or another sign of progress, after which a training is ended with a
@@ -45,8 +46,8 @@ class ComputeConfig:
     gpu_resource_name: str = "gpu"
     strategy: StrategyName = "auto"
     threads_per_worker: int | None = None
-    env: Mapping[str, str] = field(default_factory=dict)
-    show_output: Literal["chief", "all", "none"] = "chief"
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    show_output: Literal["chief", "all", "none"] | int = "chief"
     startup_timeout_s: float = 120.0
     stall_timeout_s: float | None = 600.0
     launcher: Literal["spark", "local"] = "spark"
@@ -62,8 +63,11 @@ class ComputeConfig:
             problems.append(f"compute.strategy: expected one of {', '.join(STRATEGIES)}, got {self.strategy!r}")
         if self.strategy == "single" and self.slots != 1:
             problems.append(f"compute.strategy: 'single' takes one slot, got {self.slots}; use 'multi_worker_mirrored'")
-        if self.show_output not in ("chief", "all", "none"):
-            problems.append(f"compute.show_output: expected chief, all or none, got {self.show_output!r}")
+        if not self._shows_somebody():
+            problems.append(
+                f"compute.show_output: expected chief, all, none or a rank below {self.slots} (slots), "
+                f"got {self.show_output!r}"
+            )
         if self.launcher not in ("spark", "local"):
             problems.append(f"compute.launcher: expected spark or local, got {self.launcher!r}")
         if self.startup_timeout_s <= 0:
@@ -77,6 +81,12 @@ class ComputeConfig:
             problems.append(f"compute.env: expected text values, got other types for {', '.join(map(repr, bad))}")
         if problems:
             raise ConfigError(problems)
+
+    def _shows_somebody(self) -> bool:
+        if isinstance(self.show_output, str):
+            return self.show_output in ("chief", "all", "none")
+        is_rank = isinstance(self.show_output, int) and not isinstance(self.show_output, bool)
+        return is_rank and isinstance(self.slots, int) and 0 <= self.show_output < self.slots
 
     @property
     def strategy_in_force(self) -> str:
@@ -100,7 +110,7 @@ class FitConfig:
         validation_batch: rows per validation step over all workers; None takes ``global_batch``.
         output_dir: where the trained model is kept; None takes a new folder beside the cached data. Every worker
             and the driver must see it.
-        verbose: Keras' own progress output on the chief (0, 1 or 2).
+        verbose: Keras' own progress output on the chief (0, 1 or 2); the live display of a terminal takes its place.
         checkpoint_every_steps: steps between two checkpoints. None writes one at the end of each epoch where
             ``checkpoint_dir``, ``resume`` or ``ComputeConfig.max_restarts`` asks for checkpoints, else none.
         checkpoint_dir: where they are kept; None takes the folder ``<output_dir>.checkpoints``. Every worker and the

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 ROWS_FD = "TFDIST_ROWS_FD"
 """Set in a training process to whose task rows are handed: the socket on which they arrive, as an Arrow IPC stream."""
+
+_SECRET = re.compile(r"(?i)token|secret|password|key|credential")
+
+
+def names_secret(name: str) -> bool:
+    """Whether the value of a variable with this name must not be shown."""
+    return _SECRET.search(name) is not None
 
 
 @contextmanager

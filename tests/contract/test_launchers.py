@@ -165,6 +165,31 @@ def test_a_process_that_dies_is_named_with_its_last_words(run: Run, how: Callabl
     assert run(who)[1]["rank"] == 1
 
 
+def fail_after_a_survivor() -> None:
+    import tensorflow as tf
+
+    from tfdist.cluster import worker_context
+
+    rank = worker_context().rank
+    for i in range(150):
+        print(f"rank {rank} line {i}")
+    if rank == 0:  # what a survivor says when its collective is broken
+        raise tf.errors.UnavailableError(None, None, "Socket closed")
+    time.sleep(1)
+    print("rank 1 ends", flush=True)
+    os._exit(3)
+
+
+def test_the_last_lines_are_those_of_the_guilty_rank_though_a_survivor_reports_first(run: Run) -> None:
+    """A broken collective that is reported a second before its cause hides neither that rank nor its last 100 lines."""
+    events: list[Event] = []
+    with pytest.raises(WorkerError) as caught:
+        run(fail_after_a_survivor, events.append, show_output="none")
+    assert (caught.value.rank, caught.value.error_type) == (1, "SystemExit")
+    assert list(caught.value.last_output) == [*(f"rank 1 line {i}" for i in range(51, 150)), "rank 1 ends"]
+    assert not [e for e in events if e["kind"] == "line"]
+
+
 def return_a_lock() -> Any:
     import threading
 

@@ -9,6 +9,7 @@ import pytest
 from tfdist.config import ComputeConfig, FitConfig
 from tfdist.environ import scoped_environ
 from tfdist.errors import ConfigError
+from tfdist.launch.protocol import LaunchPlan
 
 
 def test_all_problems_of_a_compute_config_come_together() -> None:
@@ -45,6 +46,22 @@ def test_a_wrong_fit_setting_is_named(wrong: dict[str, object]) -> None:
     """A value outside its range is refused by the setting's dotted name."""
     with pytest.raises(ConfigError, match=f"fit.{next(iter(wrong))}: expected"):
         FitConfig(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [2, -1, True, 1.0, "all workers"])
+def test_whose_output_is_shown_is_a_word_or_a_rank(wrong: object) -> None:
+    """Each rank of the slots can be shown by itself; another number, and what is no number, is refused."""
+    assert ComputeConfig(slots=2, show_output=1).show_output == 1
+    with pytest.raises(ConfigError, match=r"compute\.show_output: expected .* a rank below 2 \(slots\), got"):
+        ComputeConfig(slots=2, show_output=wrong)  # type: ignore[arg-type]
+
+
+def test_the_variables_of_the_workers_are_not_shown() -> None:
+    """What a configuration looks like, alone and in a launch plan, says nothing of its variables."""
+    compute = ComputeConfig(env={"API_TOKEN": "unheard"})
+    plan = LaunchPlan.of(compute, "run", results="chief")
+    assert plan.env == {"API_TOKEN": "unheard"}
+    assert "unheard" not in f"{compute!r} {plan!r}"
 
 
 def test_auto_is_single_for_one_slot_and_multi_worker_for_more() -> None:

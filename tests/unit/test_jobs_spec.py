@@ -201,6 +201,25 @@ def test_bad_overrides_are_reported_with_the_rest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("env", "overrides"),
+    [
+        ({"API_TOKEN": 54321}, ()),
+        ({"Key": ["54321"]}, ()),
+        ([{"DB_PASSWORD": "54321"}], ()),
+        ({}, ("compute.env.MY_CREDENTIAL=[54321",)),
+        ({}, ("compute.env={TOKEN: 54321",)),
+        ({}, ("compute.slots.secret=54321",)),
+    ],
+)
+def test_a_problem_with_a_secret_does_not_show_it(tmp_path: Path, env: Any, overrides: tuple[str, ...]) -> None:
+    """A secret variable of the wrong type, or given in broken YAML, is named without its value."""
+    path = write(tmp_path / "job.yaml", yaml.safe_dump({**SMALL, "compute": {"slots": 1, "env": env}}))
+    with pytest.raises(ConfigError, match=r"compute\.") as caught:
+        JobSpec.from_yaml(path, overrides)
+    assert "54321" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("name: [", "line 1"),

@@ -54,7 +54,9 @@ def points(uri: str, run_id: str, metric: str) -> list[tuple[int, float]]:
 
 def test_a_run_holds_parameters_and_one_point_per_step(uri: str) -> None:
     """One FINISHED run: parameters, tags, a point per epoch, and samples of each worker with steps of their own."""
-    with tracked_run(spec_for(uri, "done", compute={"env": {"SERVICE_TOKEN": "hidden"}})) as run:
+    with tracked_run(
+        spec_for(uri, "done", compute={"env": {"SERVICE_TOKEN": "hidden", "STORE_KEY": "hidden", "MODE": "fast"}})
+    ) as run:
         for epoch in range(3):
             run.on_event(
                 {"kind": "epoch", "rank": 0, "epoch": epoch, "logs": {"loss": 1.0 / (epoch + 1)}, "seconds": 1}
@@ -69,6 +71,8 @@ def test_a_run_holds_parameters_and_one_point_per_step(uri: str) -> None:
     assert stored.info.status == "FINISHED"
     assert stored.data.params["task.numeric"] == '["x"]'
     assert stored.data.params["compute.env.SERVICE_TOKEN"] == "(redacted)"
+    assert stored.data.params["compute.env.STORE_KEY"] == "(redacted)"
+    assert stored.data.params["compute.env.MODE"] == "fast"
     assert stored.data.tags["team"] == "ours"
     assert {"version.keras", "version.pyspark"} < set(stored.data.tags)
     assert {"version.tensorflow", "version.tensorflow-cpu"} & set(stored.data.tags)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import queue
 import select
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tfdist.cluster import WorkerContext, enter_training
 from tfdist.errors import ConfigError, LaunchError, WorkerError
 from tfdist.launch import preflight
 from tfdist.launch.channel import ChannelAddress, connect, listen
@@ -25,7 +29,8 @@ from tfdist.launch.feed import Feed
 from tfdist.launch.ports import reserve_port
 from tfdist.launch.preflight import SparkFacts
 from tfdist.launch.program import dump_program
-from tfdist.launch.protocol import Failure
+from tfdist.launch.protocol import Failure, LaunchPlan
+from tfdist.launch.pulse import PULSE, Pulse, new_page, note
 
 
 def test_gpu_indexes_count_into_the_existing_list() -> None:
@@ -72,6 +77,13 @@ def test_missing_gpu_configuration_names_the_settings() -> None:
 def test_a_clusters_size_is_read_from_its_configuration(master: str, conf: dict[str, str], most: int | None) -> None:
     """The number of concurrent tasks follows from the master URL and the executors, where they fix it."""
     assert preflight.most_tasks(SparkFacts(master, conf, cores=6)) == most
+
+
+@pytest.mark.parametrize(("wanted", "ranks"), [("chief", [0]), ("all", [0, 1, 2]), ("none", []), (2, [2]), (0, [0])])
+def test_a_plan_says_whose_output_is_shown(wanted: Any, ranks: list[int]) -> None:
+    """The chief's lines, everybody's, nobody's or those of one rank go to the driver."""
+    plan = LaunchPlan("run", 3, 3, "multi_worker_mirrored", show_output=wanted)
+    assert [rank for rank in range(3) if plan.shows(rank)] == ranks
 
 
 def test_all_preflight_problems_come_together() -> None:
@@ -260,7 +272,13 @@ def test_a_stranger_without_the_secret_is_not_heard() -> None:
     """A client that does not know the secret of the run is cut off and nothing it says arrives."""
     received: queue.SimpleQueue[dict[str, object]] = queue.SimpleQueue()
     with listen("127.0.0.1", "127.0.0.1", received.put) as channel:
-        wrong = ChannelAddress(channel.address.host, channel.address.port, "guess")
+        host, port = channel.address.host, channel.address.port
+        with socket.create_connection((host, port), timeout=30) as stranger:
+            nonce = stranger.recv(100)
+            stranger.sendall(nonce + b'{"kind": "epoch", "rank": 0}\n')
+            with suppress(ConnectionResetError):  # what it has said is thrown away unread
+                assert stranger.recv(100) == b""
+        wrong = ChannelAddress(host, port, "guess")
         with connect(wrong) as send:
             send({"kind": "epoch", "rank": 0})
         channel.wait_until_closed(10)
@@ -269,6 +287,45 @@ def test_a_stranger_without_the_secret_is_not_heard() -> None:
         channel.wait_until_closed(10)
         assert received.get(timeout=10)["kind"] == "after"
         assert received.empty()
+
+
+def test_the_channel_listens_only_where_it_is_bound_and_its_secret_is_not_shown() -> None:
+    """Another address of the host is refused; the secret of a run is no part of what its address looks like."""
+    with listen("127.0.0.1", "127.0.0.1", lambda _: None) as channel:
+        with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.2", channel.address.port)):
+            pass
+        assert channel.address.secret not in repr(channel.address)
+
+
+def test_a_note_is_told_once_and_the_newest_counts(tmp_path: Path) -> None:
+    """What a process leaves in its page comes once; what it takes back, and a note half written, does not come."""
+    new_page(tmp_path)
+    before = enter_training(WorkerContext(scratch_dir=tmp_path))
+    pulse = Pulse(os.getpid(), tmp_path, None)
+    try:
+        assert pulse.noted() is None
+        note("step", step=1)
+        note("step", step=2, text="é" * 100)
+        found = pulse.noted()
+        assert found is not None
+        assert (found["kind"], found["step"], found["text"]) == ("step", 2, "é" * 100)
+        assert pulse.noted() is None
+        note("step", step=3)
+        note(None)
+        assert pulse.noted() is None
+        note("step", step=4)
+        with open(tmp_path / PULSE, "r+b") as page:
+            page.seek(60)
+            page.write(b"#")
+        assert pulse.noted() is None
+        note("step", text="x" * (1 << 16))  # has no room
+        assert pulse.noted() is None
+        note("step", step=5)
+        assert (pulse.noted() or {})["step"] == 5
+        assert pulse.take().count == 0
+    finally:
+        pulse.close()
+        enter_training(before)
 
 
 def test_without_a_driver_to_reach_events_are_dropped(capfd: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tfdist.launch.protocol import Event
 
@@ -32,7 +32,7 @@ class ChannelAddress:
 
     host: str
     port: int
-    secret: str
+    secret: str = field(repr=False)
 
 
 class Channel:

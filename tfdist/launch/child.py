@@ -11,7 +11,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
@@ -37,7 +37,7 @@ class ChildOrder:
     """
 
     context: WorkerContext
-    env: Mapping[str, str]
+    env: Mapping[str, str] = field(repr=False)
     sys_path: tuple[str, ...]
     cwd: str
 

@@ -45,16 +45,19 @@ class LocalLauncher:
                 hellos.append(WorkerHello(rank, _HOST, cleanup.enter_context(reserve_port())))
             roster = Roster.gather(hellos)
             watches = []
-            for hello in hellos:
-                scratch = cleanup.enter_context(scratch_dir(plan.run_id, hello.rank))
-                context = WorkerContext(hello.rank, plan.tasks, roster.addresses, scratch, plan.run_id, plan.strategy)
+            for rank, hello in enumerate(hellos):
+                scratch = cleanup.enter_context(scratch_dir(plan.run_id, rank))
+                context = WorkerContext(rank, plan.tasks, roster.addresses, scratch, plan.run_id, plan.strategy)
                 env = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "") if plan.use_gpu else ""}
                 if plan.tasks > 1:
-                    env["TF_CONFIG"] = tf_config(roster, hello.rank)
+                    env["TF_CONFIG"] = tf_config(roster, rank)
                     env |= past_proxies({**os.environ, **plan.env}, [_HOST])
                 owner = WarmOwner(os.getpid(), f"local-{os.getpid()}") if plan.warm else None
                 watch = Watch(plan, program, context, hello, env, owner)
                 cleanup.callback(watch.close)
+                inbox.put(
+                    (rank, {"kind": "joined", "rank": rank, "host": _HOST, "pid": watch.child.pid, "devices": []})
+                )
                 watches.append(watch)
             threads = [threading.Thread(target=_follow, args=(rank, w, inbox)) for rank, w in enumerate(watches)]
             for thread in threads:
@@ -77,8 +80,6 @@ def _gather(
     failures: list[Failure] = []
     deadline: float | None = None
     vigil = Vigil(plan.tasks, plan.stall_timeout_s)
-    for rank in range(plan.tasks):
-        vigil.note({"kind": "joined", "rank": rank, "host": _HOST}, time.monotonic())
     while len(results) + len(failures) < plan.tasks:
         now = time.monotonic()
         found = vigil.stall(now) or (vigil.blame(now) if failures else None)

@@ -37,8 +37,8 @@ class LaunchPlan:
         strategy: name of the strategy in force, told to the workers.
         use_gpu: share the scheduled GPUs among the workers; without it they see none.
         gpu_resource_name: name of the Spark resource that holds the GPUs.
-        env: variables set before TensorFlow is imported.
-        show_output: whose output lines are sent to the driver.
+        env: variables set before TensorFlow is imported; never shown, they may be secrets.
+        show_output: whose output lines are sent to the driver; a number is a rank.
         results: ``chief`` brings the return value of rank 0, ``all`` of every rank.
         sample_every_s: seconds between two samples of a worker's CPU and memory.
         warm: fork the workers from a process that has imported TensorFlow already.
@@ -52,8 +52,8 @@ class LaunchPlan:
     strategy: str
     use_gpu: bool = False
     gpu_resource_name: str = "gpu"
-    env: Mapping[str, str] = field(default_factory=dict)
-    show_output: Literal["chief", "all", "none"] = "chief"
+    env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    show_output: Literal["chief", "all", "none"] | int = "chief"
     results: Literal["chief", "all"] = "chief"
     sample_every_s: float = 5.0
     warm: bool = True
@@ -85,7 +85,7 @@ class LaunchPlan:
 
     def shows(self, rank: int) -> bool:
         """Whether the output lines of ``rank`` go to the driver."""
-        return self.show_output == "all" or (self.show_output == "chief" and rank == 0)
+        return self.show_output == "all" or rank == (0 if self.show_output == "chief" else self.show_output)
 
 
 @dataclass(frozen=True)

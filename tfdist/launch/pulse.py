@@ -7,6 +7,7 @@ microsecond, is never late, and can still be read when the process is stopped.
 from __future__ import annotations
 
 import faulthandler
+import json
 import mmap
 import os
 import signal
@@ -15,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
+from zlib import crc32
 
 from tfdist.cluster import worker_context
 
@@ -26,8 +29,9 @@ PATIENCE = 3
 _WORKING_CPU = 0.04
 _WORKING_BYTES_PER_S = 1 << 16
 _STACK_SIGNAL = signal.SIGRTMAX - 1
-_COUNT, _STEP, _AT = range(3)
-_SIZE = 3 * 8
+_COUNT, _STEP, _AT, _NOTE_SIZE, _NOTE_SUM = range(5)
+_NOTE_FROM = 5 * 8
+_SIZE = 1 << 16
 _MACHINERY = f'  File "{Path(__file__).with_name("child.py")}"'
 
 
@@ -50,12 +54,24 @@ class At(IntEnum):
 
 
 class _Page:
-    """The three numbers that both processes see."""
+    """What both processes see: three numbers, and a note with its size and checksum."""
 
     def __init__(self, path: Path) -> None:
         with open(path, "r+b") as file:
             self._map = mmap.mmap(file.fileno(), _SIZE)
         self.cells = memoryview(self._map).cast("q")
+
+    def write(self, note: bytes) -> None:
+        if _NOTE_FROM + len(note) > _SIZE:
+            return  # a thousand metrics: the event of the epoch has them
+        self._map[_NOTE_FROM : _NOTE_FROM + len(note)] = note
+        self.cells[_NOTE_SIZE], self.cells[_NOTE_SUM] = len(note), crc32(note)
+
+    def read(self) -> bytes | None:
+        """The note, or None when it is just being written."""
+        size, checksum = self.cells[_NOTE_SIZE], self.cells[_NOTE_SUM]
+        note = self._map[_NOTE_FROM : _NOTE_FROM + size]
+        return note if crc32(note) == checksum else None
 
     def close(self) -> None:
         self.cells.release()
@@ -72,19 +88,40 @@ def mark(at: At, step: int | None = None) -> None:
         at: what it does from now on.
         step: training steps done since the first epoch, where that has changed.
     """
+    page = _own_page()
+    if page is None:
+        return
+    if step is not None:
+        page.cells[_STEP] = step
+    page.cells[_AT] = at
+    page.cells[_COUNT] += 1
+
+
+def note(kind: str | None, **values: Any) -> None:
+    """Leave an event in this training process' page, from where its supervisor sends the latest once a second.
+
+    Unlike :func:`tfdist.launch.protocol.emit` this never waits for a reader, and only the newest counts. It is no sign
+    of progress. Elsewhere it does nothing.
+
+    Args:
+        kind: what happens, for example ``step``; None takes back what was not sent yet.
+        **values: JSON values.
+    """
+    page = _own_page()
+    if page is not None:
+        page.write(b"" if kind is None else json.dumps({"kind": kind, "time": time.time(), **values}).encode())
+
+
+def _own_page() -> _Page | None:
     global _page
     folder = worker_context().scratch_dir
     if folder is None:
-        return
+        return None
     if _page is None or _page[0] is not folder:
         if not (folder / PULSE).exists():
-            return
+            return None
         _page = (folder, _Page(folder / PULSE))
-    cells = _page[1].cells
-    if step is not None:
-        cells[_STEP] = step
-    cells[_AT] = at
-    cells[_COUNT] += 1
+    return _page[1]
 
 
 def show_stack_on_request(folder: Path) -> None:
@@ -132,7 +169,7 @@ class Pulse:
     def __init__(self, pid: int, folder: Path, limit_s: float | None) -> None:
         self._pid, self._folder, self._limit_s = pid, folder, limit_s
         self._page = _Page(folder / PULSE)
-        self._count = -1
+        self._count, self._noted = -1, b""
         self._marked = self._worked = self._looked = time.monotonic()
         self._used = self._usage()
         self._asked = False
@@ -144,7 +181,7 @@ class Pulse:
     def take(self) -> Sign:
         """Look at the process; to be called about once a second."""
         now = time.monotonic()
-        count, step, at = self._page.cells
+        count, step, at = self._page.cells[: _AT + 1]
         if count != self._count:
             self._count, self._marked = count, now
         if self._has_worked(now):
@@ -156,6 +193,14 @@ class Pulse:
             still_s, limit_s = now - self._marked, PATIENCE * limit_s
         sign = Sign(count, step, at, still_s, limit_s, self._state() in "Tt")
         return Sign(**{**vars(sign), "stack": self._stack()}) if sign.stalled else self._forget_stack(sign)
+
+    def noted(self) -> dict[str, Any] | None:
+        """The event that the process has left since the last look, or None."""
+        note = self._page.read()
+        if note is None or note == self._noted:
+            return None
+        self._noted = note
+        return json.loads(note) if note else None
 
     def close(self) -> None:
         """Release the shared page."""

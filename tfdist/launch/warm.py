@@ -152,6 +152,7 @@ def _start_server(address: Path, env: Mapping[str, str], owner: int) -> None:
     address.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(address))
+    address.chmod(0o600)  # the folder is private already
     listener.listen(64)  # clients may queue while TensorFlow is being imported
     with open(address.with_suffix(".log"), "wb") as log, listener:
         _started[:] = [server for server in _started if server.poll() is None]  # reaps those that ended

@@ -235,6 +235,9 @@ class Watch:
                 if time.monotonic() >= next_look:
                     next_look = time.monotonic() + _LOOK_EVERY_S
                     send(alive_event(self.context.rank, pulse.take(), tuple(self.last_lines)))
+                    noted = pulse.noted()
+                    if noted is not None:
+                        send({**noted, "rank": self.context.rank})
                 if time.monotonic() >= next_sample:
                     next_sample += self.plan.sample_every_s
                     sample = sampler.take()

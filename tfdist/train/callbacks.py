@@ -9,12 +9,14 @@ from typing import Any
 import keras
 
 from tfdist.launch.protocol import emit
-from tfdist.launch.pulse import At, mark
+from tfdist.launch.pulse import At, mark, note
 from tfdist.train.checkpoint import Position
+
+_NOTE_EVERY_S = 0.5
 
 
 class EpochEvents(keras.callbacks.Callback):  # type: ignore[misc]
-    """Sends ``start``, ``first-step`` and ``epoch`` events to the driver; used on the chief.
+    """Sends ``start``, ``first-step``, ``step`` and ``epoch`` events to the driver; used on the chief.
 
     Args:
         rows: training rows of an epoch over all workers.
@@ -33,25 +35,51 @@ class EpochEvents(keras.callbacks.Callback):  # type: ignore[misc]
         self._epoch_start = 0.0
         self._trained_until: float | None = None
         self._first_step = True
+        self._epoch, self._logs = 0, dict[str, float]()
+        self._speed_from: tuple[float, int] | None = None
+        self._next_note = 0.0
 
     def on_train_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         del logs
-        emit("start", epochs=self.epochs, rows=self.rows, epoch=self._begin.epoch, step=self._begin.total)
+        begin = {"epoch": self._begin.epoch, "step": self._begin.total}
+        emit("start", epochs=self.epochs, rows=self.rows, steps=self._steps, **begin)
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        del epoch, logs
-        self._epoch_start = time.perf_counter()
-        self._trained_until = None
+        del logs
+        self._epoch, self._epoch_start = epoch, time.perf_counter()
+        self._trained_until = self._speed_from = None
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        del batch, logs
         if self._first_step:
             self._first_step = False
             emit("first-step")
+        now = time.perf_counter()
+        if self._speed_from is None:
+            self._speed_from = (now, batch)  # without the first step, which may trace and open files
+        if now >= self._next_note:
+            self._next_note = now + _NOTE_EVERY_S
+            self._logs = _numbers(logs)
+            self._note(batch + 1, now)
 
     def on_test_begin(self, logs: Mapping[str, Any] | None = None) -> None:
         del logs
         self._trained_until = time.perf_counter()
+        self._note(self._steps, self._trained_until, validating=True)
+
+    def _note(self, step: int, now: float, validating: bool = False) -> None:
+        since_s, since = self._speed_from or (now, step - 1)
+        steps = step - 1 - since
+        note(
+            "step",
+            epoch=self._epoch,
+            epochs=self.epochs,
+            step=step,
+            steps=self._steps,
+            logs=self._logs,
+            rows_per_s=self.rows / self._steps * steps / (now - since_s) if steps > 0 else None,
+            seconds=now - self._epoch_start,
+            validating=validating,
+        )
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         now = time.perf_counter()
@@ -59,16 +87,20 @@ class EpochEvents(keras.callbacks.Callback):  # type: ignore[misc]
         done_before = self._begin.data_step if self._begin.executions and epoch == self._begin.epoch else 0
         share = 1 - done_before / self._steps
         self.epoch_seconds.append(trained_s / share)
-        values = {name: float(value) for name, value in (logs or {}).items()}
+        note(None)  # no step of this epoch is told after its end
         emit(
             "epoch",
             epoch=epoch,
             epochs=self.epochs,
-            logs=values,
+            logs=_numbers(logs),
             seconds=now - self._epoch_start,
             train_seconds=trained_s,
             rows_per_s=self.rows * share / trained_s,
         )
+
+
+def _numbers(logs: Mapping[str, Any] | None) -> dict[str, float]:
+    return {name: float(value) for name, value in (logs or {}).items()}
 
 
 class StepMarks(keras.callbacks.Callback):  # type: ignore[misc]

@@ -8,7 +8,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,8 @@ from tfdist.launch.local import LocalLauncher
 from tfdist.launch.program import dump_program
 from tfdist.launch.protocol import Event, LaunchPlan, OnEvent, new_run_id
 from tfdist.train.checks import check_arguments, check_training
-from tfdist.train.console import print_event
+from tfdist.train.console import print_outcome, shown
+from tfdist.train.live import LiveDisplay
 from tfdist.train.publish import announced
 from tfdist.train.restarts import checkpoint_plan, with_restarts
 from tfdist.train.task import BuildCallbacks, BuildModel, CheckpointPlan, FitTask, TrainingData, epoch_rows
@@ -84,7 +85,7 @@ def fit(
         callbacks: called on every worker, returns a list of Keras callbacks. All workers must get the same kinds of
             callbacks, since a stop on one is a stop on all.
         spark: the session to use; by default the active one.
-        on_event: receives the events of the run in place of the printed lines.
+        on_event: receives the events of the run; nothing is shown then.
 
     Returns:
         The history, the path of the model and what was measured.
@@ -103,7 +104,6 @@ def fit(
     data, rows = _for_workers(train, compute, fit)
     task = FitTask(build_model, data, validation, compute, fit, callbacks, output_dir)
     checkpoints = checkpoint_plan(fit, compute, train, validation, output_dir, run_id)
-    log = _RunLog(on_event or print_event)
     launched = time.perf_counter()
 
     def launch_from(plan: CheckpointPlan | None, launches: int) -> list[bytes]:
@@ -115,7 +115,12 @@ def fit(
                 marks.enter_context(announced(folder, run_id))
             return launch(program, compute, LaunchPlan.of(compute, run_id, results="all"), spark, log, rows)
 
-    texts, restarts = with_restarts(launch_from, checkpoints, compute.max_restarts, log)
+    with shown() if on_event is None else nullcontext(on_event) as receive:
+        live = isinstance(receive, LiveDisplay)
+        if live:  # Keras' bar would show the same a second time
+            task = replace(task, fit=replace(fit, verbose=0))
+        log = _RunLog(receive)
+        texts, restarts = with_restarts(launch_from, checkpoints, compute.max_restarts, log)
     if checkpoints is not None and fit.checkpoint_dir is None and fit.output_dir is None:
         shutil.rmtree(checkpoints.folder, ignore_errors=True)  # nobody knows its name, so nobody goes on from it
     total_s = time.perf_counter() - launched
@@ -128,7 +133,7 @@ def fit(
     chief = outcomes[0]
     timed = sorted(chief["epoch_seconds"][1:] or chief["epoch_seconds"]) or [math.inf]
     phases, used = chief["seconds"], epoch_rows(data, fit)
-    return FitResult(
+    result = FitResult(
         history=chief["history"],
         model_path=Path(chief["model_path"]),
         rows=used,
@@ -139,6 +144,9 @@ def fit(
         run_id=run_id,
         restarts=restarts,
     )
+    if live:
+        print_outcome(result)
+    return result
 
 
 def launch(
@@ -202,4 +210,6 @@ def _with_rows_for_all(compute: ComputeConfig, train: Handle | Stream) -> Comput
         warnings.warn(
             f"compute.slots: {train.rows} rows train on {slots} workers instead of {compute.slots}", stacklevel=3
         )
+        if isinstance(compute.show_output, int) and compute.show_output >= slots:
+            compute = replace(compute, show_output="none")
     return replace(compute, slots=slots)
