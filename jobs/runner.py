@@ -48,6 +48,7 @@ def run_job(spec: JobSpec, console: Console | None = None, *, resume: bool = Fal
     clock = _Clock(Progress(console))
     clock.start("session", "starting Spark")
     with job_session(spec.spark, spec.name) as spark:
+        check_slots(spec, spark)
         clock.start("prepare", f"preparing {spec.source.text}")
         task = task_of(spec)
         parts = prepared_parts(spark, spec, task)
@@ -71,6 +72,19 @@ def prepared_parts(spark: SparkSession, spec: JobSpec, task: Task) -> Parts:
     if problems:
         raise ConfigError(problems)
     return parts
+
+
+def check_slots(spec: JobSpec, spark: SparkSession) -> None:
+    """Can the session run the workers of a job?
+
+    Raises:
+        PreflightError: it cannot, with all reasons.
+    """
+    from tfdist.launch.spark import check_cluster
+
+    compute = spec.compute
+    if compute.launcher == "spark":
+        check_cluster(spark, compute.slots, use_gpu=compute.use_gpu, gpu=compute.gpu_resource_name)
 
 
 def null_policies(spec: JobSpec) -> dict[str, Any]:

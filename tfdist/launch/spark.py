@@ -33,7 +33,15 @@ except ImportError as error:
         "pip install --no-deps spark-tensorflow-distributor"
     ) from error
 
-__all__ = ["BarrierRunner", "SparkLauncher", "UpstreamRunner", "active_session", "session_or_new", "spark_facts"]
+__all__ = [
+    "BarrierRunner",
+    "SparkLauncher",
+    "UpstreamRunner",
+    "active_session",
+    "check_cluster",
+    "session_or_new",
+    "spark_facts",
+]
 
 _CANCEL_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 2.0
@@ -114,6 +122,7 @@ class SparkLauncher:
             WorkerError: a worker failed; the others were ended.
             LaunchError: the workers could not meet.
         """
+        check_cluster(self.spark, plan.slots, use_gpu=plan.use_gpu, gpu=plan.gpu_resource_name, tasks=plan.tasks)
         self._wait_for_slots(plan.tasks, on_event)
         plan = replace(plan, application=self.spark.sparkContext.applicationId)
         conf = self.spark.sparkContext.getConf()
@@ -138,9 +147,6 @@ class SparkLauncher:
 
     def _wait_for_slots(self, tasks: int, on_event: Callable[[Event], None]) -> None:
         facts = spark_facts(self.spark)
-        found = preflight.problems(facts, tasks)
-        if found:
-            raise PreflightError(found)
         start = time.monotonic()
         grown_at, before = start, facts.concurrent_tasks
         # Without a fixed size to compare with, a cluster that stopped growing is taken as complete after 15 s.
@@ -295,6 +301,26 @@ def spark_facts(spark: SparkSession) -> preflight.SparkFacts:
         concurrent_tasks=int(java.maxNumConcurrentTasks(profile)),
         cores=os.cpu_count() or 1,
     )
+
+
+def check_cluster(spark: SparkSession, slots: int, *, use_gpu: bool, gpu: str, tasks: int | None = None) -> None:
+    """Compare what a training asks for with the session's configuration.
+
+    Args:
+        spark: the session.
+        slots: number of workers (CPU) or GPUs.
+        use_gpu: whether slots are GPUs.
+        gpu: the name of their Spark resource.
+        tasks: the number of barrier tasks, where it is decided already.
+
+    Raises:
+        PreflightError: they do not fit, with all reasons.
+    """
+    facts = spark_facts(spark)
+    needed, found = preflight.tasks_for(slots, facts.conf, use_gpu=use_gpu, gpu_resource_name=gpu)
+    found += preflight.problems(facts, tasks or needed)
+    if found:
+        raise PreflightError(found)
 
 
 def session_or_new() -> SparkSession:
