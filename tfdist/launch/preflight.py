@@ -87,7 +87,7 @@ def problems(facts: SparkFacts, tasks: int) -> list[str]:
     driver would not accept.
     """
     found = [*_encryption(facts.conf), *_results(facts.conf)]
-    if _is_on(facts.conf, "spark.dynamicAllocation.enabled") and not _LOCAL.match(facts.master):
+    if not runs_barriers(facts):
         found.append(
             "spark.dynamicAllocation.enabled: expected false, got true; Spark runs no barrier stage with dynamic "
             "allocation: set it to false and give spark.executor.instances"
@@ -104,6 +104,11 @@ def problems(facts: SparkFacts, tasks: int) -> list[str]:
     if most is not None and most < tasks:
         found.append(_too_few(facts, tasks, most))
     return found
+
+
+def runs_barriers(facts: SparkFacts) -> bool:
+    """Whether Spark takes a barrier stage at all; in one process it does not allocate, whatever the setting says."""
+    return not _is_on(facts.conf, "spark.dynamicAllocation.enabled") or bool(_LOCAL.match(facts.master))
 
 
 def notes(facts: SparkFacts) -> list[str]:
