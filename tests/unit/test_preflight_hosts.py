@@ -45,8 +45,8 @@ def test_another_interpreter_is_named_with_the_setting() -> None:
     bare = dict.fromkeys(VERSIONS)
     other = {"interpreter": "/usr/bin/python3", "versions": bare}
     (problem,) = of(host(0, **other), host(1, **other))
-    assert problem.startswith("spark.pyspark.python: ")
-    for text in ("/env/bin/python (", "node-0, node-1 runs /usr/bin/python3 (", "no keras", "PYSPARK_PYTHON"):
+    assert problem.startswith("PYSPARK_PYTHON: ")
+    for text in ("/env/bin/python (", "node-0, node-1 runs /usr/bin/python3 (", "no keras", "spark.pyspark.python"):
         assert text in problem
 
 
@@ -78,7 +78,7 @@ def test_versions_that_do_not_matter_are_no_problem() -> None:
     ],
 )
 def test_a_folder_that_is_not_shared_is_one_problem(driver: Look, first: Look, second: Look, expected: str) -> None:
-    """The driver cannot write, a host does not see it, a host cannot write, hosts see different files: each in words."""
+    """That the driver or a host cannot write, a host is blind, or hosts see different files: each is told in words."""
     hosts = [host(rank, folders={"output_dir": look}) for rank, look in enumerate((first, second))]
     (problem,) = of(*hosts, driver=replace(DRIVER, folders={"output_dir": driver}))
     assert problem.startswith("output_dir: expected a folder that ")

@@ -13,6 +13,11 @@ from tfdist.launch.devices import visible_devices
 # Code, models and arrays travel between the driver and the workers, by reference to these packages.
 MUST_AGREE = ("tfdist", "tensorflow", "keras", "numpy")
 MUST_BE_THERE = (*MUST_AGREE, "pyarrow")
+# A session that a script makes takes the variable only; spark-submit turns its setting into the variable.
+INTERPRETER_REMEDY = (
+    "start the session with PYSPARK_PYTHON (or spark-submit with spark.pyspark.python) set to an interpreter with the "
+    "driver's packages that every executor has"
+)
 
 
 @dataclass(frozen=True)
@@ -130,10 +135,9 @@ def _environments(driver: HostFacts, hosts: Sequence[HostFacts]) -> list[str]:
         where = _listed(alike)
         if differences and one.interpreter != driver.interpreter:
             found.append(
-                "spark.pyspark.python: expected the driver's packages on the executors; the driver runs "
+                "PYSPARK_PYTHON: expected the driver's packages on the executors; the driver runs "
                 f"{driver.interpreter} (Python {driver.python}), {where} runs {one.interpreter} (Python {one.python}) "
-                f"with {'; '.join(differences.values())}; set spark.pyspark.python or PYSPARK_PYTHON to an interpreter "
-                "with the driver's packages that every executor has"
+                f"with {'; '.join(differences.values())}; {INTERPRETER_REMEDY}"
             )
         else:
             found += [

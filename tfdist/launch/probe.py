@@ -28,7 +28,7 @@ import pyspark.cloudpickle
 from pyspark import BarrierTaskContext
 from pyspark.sql import SparkSession
 
-from tfdist.launch.hosts import HostFacts
+from tfdist.launch.hosts import INTERPRETER_REMEDY, HostFacts
 
 _MARK = ".tfdist-check-"
 
@@ -77,9 +77,8 @@ def why_not_started(error: Exception, spark: SparkSession) -> str | None:
         return None
     theirs = getattr(spark.sparkContext, "pythonExec", "python3")
     return (
-        f"spark.pyspark.python: expected a Python on the executors like the driver's {sys.executable} "
-        f"({sys.version.split()[0]}), got {theirs}: {first[0].strip()}; set spark.pyspark.python or PYSPARK_PYTHON to "
-        "an interpreter with the driver's packages that every executor has"
+        f"PYSPARK_PYTHON: expected a Python on the executors like the driver's {sys.executable} "
+        f"({sys.version.split()[0]}), got {theirs}: {first[0].strip()}; {INTERPRETER_REMEDY}"
     )
 
 
