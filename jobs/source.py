@@ -90,12 +90,13 @@ def examine(source: DataFrame, spec: JobSpec, places: Mapping[str, Sequence[str]
     df = source.withColumns(new) if new else source
     divisible = wanted.split.column in df.columns and wanted.split.column not in wrong
     if wanted.filter is not None:
-        problem = _expression_problem(df, wanted.filter)
-        if not problem:
-            df = df.filter(wanted.filter)
-        elif not any(name in problem for name in wrong):  # else what is wrong there is told already
+        # Nulls stand for the columns that are told already, so that only what is wrong in the filter is told besides.
+        whole = df.withColumns({name: F.lit(None) for name in wrong}) if wrong else df
+        problem = _expression_problem(whole, wanted.filter)
+        if problem:
             problems.append(f"prepare.filter: {problem}")
-        divisible = divisible and not problem
+        usable = not problem and not _expression_problem(df.drop(*wrong), wanted.filter)
+        df, divisible = df.filter(wanted.filter) if usable else df, divisible and usable
     known = {*source.columns, *wanted.columns}
     problems += [
         f"{place}: expected a column of the source or of prepare.columns, got {name!r}{nearest(name, known)}"
