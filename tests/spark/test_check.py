@@ -92,9 +92,21 @@ def test_an_interpreter_without_the_packages_is_named(
     """Executors with another Python, or none that starts, are one problem with both interpreters and the setting."""
     spec = JobSpec.from_yaml(write_job(tmp_path, spark))
     venv.create(tmp_path / "bare", with_pip=False)
-    bare = str(tmp_path / "bare" / "bin" / "python")
-    for interpreter, what in ((bare, "no tensorflow; no keras"), (str(tmp_path / "nowhere"), "No such file")):
-        monkeypatch.setattr(spark.sparkContext, "pythonExec", interpreter)
+    bare, nowhere = str(tmp_path / "bare" / "bin" / "python"), str(tmp_path / "nowhere")
+    start = tmp_path / "start"  # executors inherit a PYTHONPATH on which this tfdist may lie
+    ours = Path(tfdist.__file__).parents[1]
+    start.write_text(
+        f"""#!/bin/sh
+export PYTHONPATH=$(printf %s "$PYTHONPATH" | tr : '\\n' | grep -v '^{ours}' | paste -sd :)
+exec {bare} "$@"
+"""
+    )
+    start.chmod(0o755)
+    for command, interpreter, what in (
+        (str(start), bare, "no tfdist; no tensorflow; no keras"),
+        (nowhere, nowhere, "No such file"),
+    ):
+        monkeypatch.setattr(spark.sparkContext, "pythonExec", command)
         (problem,) = look_at_cluster(spec, spark).problems
         assert problem.startswith("PYSPARK_PYTHON: ")
         for text in (sys.executable, interpreter, what, "spark.pyspark.python"):
