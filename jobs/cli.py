@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -35,7 +35,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Train TensorFlow / Keras 3 models on Apache Spark.",
-    epilog="Exit code: 0 done, 1 the run failed, 2 the job or the command is wrong, 130 interrupted.",
+    epilog="Exit code: 0 done, 1 the run failed or the check found problems, 2 the job or the command is wrong, 130 "
+    "interrupted.",
 )
 
 Job = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file.", show_default=False)]
@@ -66,16 +67,30 @@ def run(job: Job, overrides: Overrides = None, resume: Resume = False, traceback
 
 @app.command()
 def check(job: Job, overrides: Overrides = None, traceback: Traceback = False) -> None:
-    """Check a job without training: spec, source, columns, types, nulls, slots and versions, all problems at once."""
-    with _errors_as_sentences(traceback):
+    """Check a job without training: spec, hosts, versions, folders, source, columns, types and nulls.
+
+    All problems come at once, each with what to change; with any the exit code is 1.
+    """
+    with _errors_as_sentences(traceback, bad_input=FAILED):
         spec = JobSpec.from_yaml(job, overrides or ())
         from .checks import check_job
+        from .cluster import described
         from .session import job_session
 
         with job_session(spec.spark, spec.name) as spark:
             found = check_job(spec, spark)
         console = Console()
-        _print_elements(console, found, f"{spec.name}: the training and validation data")
+        if found.cluster.driver is not None:
+            hosts = (found.cluster.driver, *found.cluster.workers)
+            _print_hosts(console, [described(host, spec.compute.gpu_resource_name) for host in hosts], spec.name)
+        if found.elements:
+            _print_elements(console, found.elements, f"{spec.name}: the training and validation data")
+        for note in found.cluster.notes:
+            console.print(f"[dim]{escape(note)}[/dim]", soft_wrap=True)
+        if found.problems:
+            count = len(found.problems)
+            console.print(f"[red]{spec.name}: {count} {'problem' if count == 1 else 'problems'}[/red]", soft_wrap=True)
+            raise ConfigError(found.problems)
         console.print(f"[green]{spec.name}: no problem found[/green]")
 
 
@@ -150,6 +165,20 @@ def _print_elements(console: Console, found: Sequence[Element], title: str | Non
         table.add_column(heading, overflow="fold", justify="right" if heading == "nulls" else "left")
     for line in found:
         table.add_row(*map(escape, (line.column, line.spark_type, line.tensor, line.nulls, line.policy)))
+    _print_table(console, table)
+
+
+def _print_hosts(console: Console, hosts: Sequence[Mapping[str, str]], name: str) -> None:
+    """The driver and the slots, a line each."""
+    table = Table(title=f"{name}: the driver and the slots", title_justify="left")
+    for heading in hosts[0]:
+        table.add_column(heading, overflow="fold")
+    for host in hosts:
+        table.add_row(*map(escape, host.values()))
+    _print_table(console, table)
+
+
+def _print_table(console: Console, table: Table) -> None:
     if not console.is_terminal:
         console.width = max(
             console.width, console.measure(table, options=console.options.update(max_width=1000)).maximum
@@ -170,7 +199,7 @@ def main() -> None:
 
 
 @contextmanager
-def _errors_as_sentences(show_traceback: bool) -> Iterator[None]:
+def _errors_as_sentences(show_traceback: bool, bad_input: int = BAD_INPUT) -> Iterator[None]:
     """Turn an error into text on standard error and an exit code."""
     try:
         yield
@@ -179,7 +208,7 @@ def _errors_as_sentences(show_traceback: bool) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
     except (ConfigError, DataError, UnsupportedVersionError) as error:
         _complain(str(error), show_traceback)
-        raise typer.Exit(BAD_INPUT) from None
+        raise typer.Exit(bad_input) from None
     except WorkerError as error:
         if show_traceback and error.worker_traceback:
             sys.stderr.write(error.worker_traceback)

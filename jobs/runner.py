@@ -13,9 +13,10 @@ from rich.console import Console
 import tfdist
 from tfdist.data import Handle, from_dataframe
 from tfdist.data.location import open_storage
-from tfdist.errors import ConfigError
+from tfdist.errors import ConfigError, PreflightError
 from tfdist.train.console import shown
 
+from .cluster import look_at_cluster
 from .report import say, summary, training_curve
 from .result import JobResult
 from .session import job_session
@@ -49,6 +50,9 @@ def run_job(spec: JobSpec, console: Console | None = None, *, resume: bool = Fal
     clock = _Clock(console)
     clock.start("session", "starting Spark")
     with job_session(spec.spark, spec.name) as spark:
+        found = look_at_cluster(spec, spark)
+        if found.problems:
+            raise PreflightError(found.problems)
         clock.start("prepare", f"preparing {spec.source.text}")
         task = task_of(spec)
         parts = prepared_parts(spark, spec, task)
@@ -65,13 +69,21 @@ def prepared_parts(spark: SparkSession, spec: JobSpec, task: Task) -> Parts:
     Raises:
         ConfigError: the source cannot be read, or expressions, columns or types are wrong.
     """
-    cache = None if spec.cache_dir is None else open_storage(spec.cache_dir, where="cache_dir").location
-    source = open_source(spark, spec.source, cache if isinstance(cache, Path) else None)
-    parts = prepare(source, spec, [*task.features, task.label])
+    parts = prepare(source_of(spark, spec), spec, task.places)
     problems = task.check(parts.train.schema)
     if problems:
         raise ConfigError(problems)
     return parts
+
+
+def source_of(spark: SparkSession, spec: JobSpec) -> DataFrame:
+    """The source of a job.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    cache = None if spec.cache_dir is None else open_storage(spec.cache_dir, where="cache_dir").location
+    return open_source(spark, spec.source, cache if isinstance(cache, Path) else None)
 
 
 def null_policies(spec: JobSpec) -> dict[str, Any]:

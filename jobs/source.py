@@ -53,46 +53,84 @@ def open_source(spark: SparkSession, source: Source, cache_dir: Path | None) -> 
         raise ConfigError(f"source.{place}: Spark cannot read {source.text!r}: {_first_line(error)}") from error
 
 
-def prepare(source: DataFrame, spec: JobSpec, columns: Sequence[str]) -> Parts:
-    """The parts of a job's split, with ``columns`` only.
+@dataclass(frozen=True)
+class Examined:
+    """The source's rows with the new columns, as far as they can be had.
+
+    Args:
+        rows: with the new columns whose expressions are right, filtered where the filter is.
+        problems: what is wrong with expressions and names.
+        broken: the new columns whose expressions are wrong.
+        divisible: whether filter and split are right, so that the rows of each part are known.
+    """
+
+    rows: DataFrame
+    problems: tuple[str, ...]
+    broken: frozenset[str]
+    divisible: bool
+
+
+def examine(source: DataFrame, spec: JobSpec, places: Mapping[str, Sequence[str]]) -> Examined:
+    """Look at the expressions of ``prepare``, and whether the columns exist that a job names.
+
+    Args:
+        source: the source.
+        spec: the job.
+        places: setting to the columns that it names.
+    """
+    wanted = spec.prepare
+    new, wrong = {}, {}
+    for name, expression in wanted.columns.items():
+        problem = _expression_problem(source, expression)
+        if problem:
+            wrong[name] = f"prepare.columns.{name}: {problem}"
+        else:
+            new[name] = F.expr(expression)
+    problems = list(wrong.values())
+    df = source.withColumns(new) if new else source
+    divisible = wanted.split.column in df.columns and wanted.split.column not in wrong
+    if wanted.filter is not None:
+        # Nulls stand for the columns that are told already, so that only what is wrong in the filter is told besides.
+        whole = df.withColumns({name: F.lit(None) for name in wrong}) if wrong else df
+        problem = _expression_problem(whole, wanted.filter)
+        if problem:
+            problems.append(f"prepare.filter: {problem}")
+        usable = not problem and not _expression_problem(df.drop(*wrong), wanted.filter)
+        df, divisible = df.filter(wanted.filter) if usable else df, divisible and usable
+    known = {*source.columns, *wanted.columns}
+    problems += [
+        f"{place}: expected a column of the source or of prepare.columns, got {name!r}{nearest(name, known)}"
+        for place, names in {"prepare.split.column": [wanted.split.column], **places}.items()
+        for name in names
+        if name not in known
+    ]
+    return Examined(df, tuple(problems), frozenset(wrong), divisible)
+
+
+def prepare(source: DataFrame, spec: JobSpec, places: Mapping[str, Sequence[str]]) -> Parts:
+    """The parts of a job's split, with the columns of ``places`` only.
 
     Raises:
         ConfigError: an expression or a column name is wrong; ``problems`` holds all of them.
     """
-    wanted, problems = spec.prepare, []
-    new = {}
-    for name, expression in wanted.columns.items():
-        problem = _expression_problem(source, expression)
-        if problem:
-            problems.append(f"prepare.columns.{name}: {problem}")
-        else:
-            new[name] = F.expr(expression)
-    df = source.withColumns(new) if new else source
-    if wanted.filter is not None:
-        problem = _expression_problem(df, wanted.filter)
-        if problem:
-            problems.append(f"prepare.filter: {problem}")
-        else:
-            df = df.filter(wanted.filter)
-    known = {*source.columns, *wanted.columns}
-    named = {"prepare.split.column": [wanted.split.column], "task": columns}
-    problems += [
-        f"{place}: expected a column of the source or of prepare.columns, got {name!r}{nearest(name, known)}"
-        for place, names in named.items()
-        for name in names
-        if name not in known
-    ]
-    if problems:
-        raise ConfigError(problems)
+    found = examine(source, spec, places)
+    if found.problems:
+        raise ConfigError(found.problems)
+    return divide(found.rows, spec, [name for names in places.values() for name in names])
+
+
+def divide(rows: DataFrame, spec: JobSpec, columns: Sequence[str]) -> Parts:
+    """Rows as the parts of a job's split, with ``columns`` only."""
+    split = spec.prepare.split
     for name, policy in spec.nulls.items():
-        if policy == "drop":  # in every part, so that the model and what it is compared with see the same rows
-            df = df.filter(F.col(quoted(name)).isNotNull())
-    value, kept = F.col(quoted(wanted.split.column)), [F.col(quoted(name)) for name in columns]
+        if policy == "drop" and name in columns:  # in every part: the model and its baselines see the same rows
+            rows = rows.filter(F.col(quoted(name)).isNotNull())
+    value, kept = F.col(quoted(split.column)), [F.col(quoted(name)) for name in columns]
 
     def part(values: Sequence[str | int]) -> DataFrame:
-        return df.filter(value.isin(list(values))).select(*kept)
+        return rows.filter(value.isin(list(values))).select(*kept)
 
-    return Parts(part(wanted.split.train), part(wanted.split.validation), part(wanted.split.test))
+    return Parts(part(split.train), part(split.validation), part(split.test))
 
 
 def null_counts(parts: Parts) -> dict[str, int]:

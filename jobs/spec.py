@@ -140,7 +140,7 @@ class Tabular(Section):
             if features.count(name) > 1 or name == self.label
         ]
         if not features:
-            problems.append("task: expected at least one column in numeric or categorical, got none")
+            problems.append("task.numeric: expected at least one column here or in task.categorical, got none")
         problems += [
             f"task.hidden: expected whole numbers of at least 1, got {units}" for units in self.hidden if units < 1
         ]

@@ -31,6 +31,7 @@ _KINDS = {
     "dataclass_type": "keys and values",
     "path_type": "text",
 }
+_UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 def validated(model: type[Model], raw: Mapping[str, Any]) -> tuple[Model | None, list[str]]:
@@ -42,7 +43,8 @@ def validated(model: type[Model], raw: Mapping[str, Any]) -> tuple[Model | None,
 
     Returns:
         The model, or None with every problem found. A section is checked again without its wrong values, so that rules
-        over several values are not hidden by one wrong value.
+        over several values are not hidden by one wrong value. The value of a misspelled key is taken as that of the key
+        which is closest, so that its absence is no second problem.
     """
     rest = json.loads(json.dumps(raw, default=str))
     problems: dict[str, None] = {}
@@ -58,11 +60,17 @@ def validated(model: type[Model], raw: Mapping[str, Any]) -> tuple[Model | None,
         else:
             return (None if problems else spec), list(problems)
         found = {place: items for place, items in wrong.items() if place not in removed}
+        renamed = {place: new for place, items in found.items() if (new := _meant(place, items, model, rest))}
+        removed.update(renamed.values())  # neither that a key is missing nor that the guess is wrong is told besides
         for place, items in found.items():
-            problems.update(dict.fromkeys(_describe(place, items, model)))
+            if place not in removed:
+                problems.update(dict.fromkeys(_describe(place, items, model)))
         removed.update(found)
         # From the end, so that the numbers of a list's remaining elements stay what they were.
-        gone = [_remove(rest, place) for place in sorted(found, key=_sort_key, reverse=True)]
+        gone = [
+            _rename(rest, place, renamed[place]) if place in renamed else _remove(rest, place)
+            for place in sorted(wrong, key=_sort_key, reverse=True)
+        ]
         if not any(gone):
             return None, list(problems)
 
@@ -89,7 +97,7 @@ def _describe(place: Place, items: Sequence[Mapping[str, Any]], model: type[Base
     cause = items[0].get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
         return list(cause.problems)
-    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+    if kind in _UNKNOWN_KEY:
         known = _names_at(model, place[:-1])
         return [f"{dotted}: expected one of {', '.join(known)}, got an unknown key{nearest(str(place[-1]), known)}"]
     if kind in ("missing", "missing_argument"):
@@ -115,8 +123,23 @@ def _wanted(item: Mapping[str, Any]) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """``; did you mean 'x'?`` for the known name closest to ``name``, or nothing."""
-    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    close = _closest(name, known)
+    return f"; did you mean {close!r}?" if close else ""
+
+
+def _closest(name: str, known: Iterable[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)), None)
+
+
+def _meant(place: Place, items: Sequence[Mapping[str, Any]], model: type[BaseModel], raw: Any) -> Place | None:
+    """The place that an unknown key was probably meant to be, where the file has nothing yet."""
+    if items[0]["type"] not in _UNKNOWN_KEY:
+        return None
+    section = raw
+    for part in place[:-1]:
+        section = section[part]
+    close = _closest(str(place[-1]), _names_at(model, place[:-1]))
+    return None if close is None or close in section else (*place[:-1], close)
 
 
 def shown(value: Any) -> str:
@@ -141,6 +164,15 @@ def _remove(raw: Any, place: Place) -> bool:
         del raw[last]
         return True
     return False
+
+
+def _rename(raw: Any, place: Place, new: Place) -> bool:
+    """Move the value at ``place`` to the key at the end of ``new`` in the same section."""
+    section = raw
+    for part in place[:-1]:
+        section = section[part]
+    section.setdefault(new[-1], section.pop(place[-1]))
+    return True
 
 
 def _names_at(model: type[BaseModel], place: Place) -> list[str]:

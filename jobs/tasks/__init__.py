@@ -22,6 +22,7 @@ class Task:
     Args:
         label: the column to predict.
         features: the columns that the model reads.
+        places: setting of the job to the columns that it names, of features and label.
         check: problems that the schema of the prepared rows shows.
         learn: statistics and vocabularies of the training rows -> the function that builds the model.
         measure: rows with the label and the column ``prediction`` -> quality by name.
@@ -30,6 +31,7 @@ class Task:
 
     label: str
     features: tuple[str, ...]
+    places: Mapping[str, tuple[str, ...]]
     check: Callable[[StructType], list[str]]
     learn: Callable[[DataFrame], Callable[[Any], Any]]
     measure: Callable[[DataFrame], dict[str, float]]

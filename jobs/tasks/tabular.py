@@ -111,6 +111,11 @@ def tabular_task(section: Tabular, fit: FitConfig) -> Task:
     return Task(
         label=label,
         features=(*section.numeric, *section.categorical),
+        places={
+            "task.numeric": tuple(section.numeric),
+            "task.categorical": tuple(section.categorical),
+            "task.label": (label,),
+        },
         check=partial(_check, section),
         learn=partial(_learn, section, fit),
         measure=partial(binary.measure, label=label),

@@ -181,10 +181,10 @@ def test_a_job_uses_the_session_that_is_there(spark: SparkSession, tmp_path: Pat
 
 
 def test_a_check_reports_everything_at_once(tmp_path: Path) -> None:
-    """``tfdist check`` finds nulls and too many slots together, in sentences, and exits with 2."""
+    """``tfdist check`` finds nulls and too many slots together, in sentences, and exits with 1."""
     path = write_job(tmp_path, nulls={})
     process = tfdist_command("check", path, "--set", "compute.slots=5", "--set", "spark.master=local[2]", cwd=tmp_path)
-    assert process.returncode == 2, process.stderr
+    assert process.returncode == 1, process.stderr
     assert "compute.slots: 5 tasks must run at the same time" in process.stderr
     assert "nulls.kind: expected no nulls in 'kind', got 1" in process.stderr
     assert "Traceback" not in process.stderr

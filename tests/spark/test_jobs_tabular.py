@@ -146,9 +146,9 @@ def test_bad_expressions_and_names_are_reported_together(frame: DataFrame) -> No
         task=SECTION,
     )
     with pytest.raises(ConfigError) as caught:
-        prepare(frame, spec, ["dist.km", "carier"])
+        prepare(frame, spec, {"task.numeric": ["dist.km"], "task.categorical": ["carier"]})
     problems = caught.value.problems
-    places = ["prepare.columns.a", "prepare.columns.b", "prepare.filter", "prepare.split.column", "task"]
+    places = ["prepare.columns.a", "prepare.columns.b", "prepare.filter", "prepare.split.column", "task.categorical"]
     assert [problem.partition(":")[0] for problem in problems] == places
     assert "did you mean 'month'?" in problems[3]
     assert "did you mean 'carrier'?" in problems[4]

@@ -124,6 +124,22 @@ def test_every_problem_is_reported_at_once() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "places"),
+    [
+        ({"task": {"label": "y", "numerc": ["x"]}, "nulls": {"x": "drop"}}, ["task.numerc"]),
+        ({"task": {"lable": "y", "numeric": ["x"]}, "nulls": {"y": "drop"}}, ["task.lable"]),
+        ({"source": {"tabel": "rows"}}, ["source.tabel"]),
+        ({"fit": {"global_bach": "many"}}, ["fit.global_bach"]),
+        ({"compute": {"slot": 3, "strateg": "single"}}, ["compute.slot", "compute.strateg", "compute.strategy"]),
+        ({"task": {"label": "y", "numeric": ["x"], "numerc": ["z"]}}, ["task.numerc"]),
+    ],
+)
+def test_a_misspelled_key_is_one_problem(changes: dict[str, Any], places: list[str]) -> None:
+    """What follows from the absence of the right key is not told besides; what its value breaks is."""
+    assert [problem.partition(":")[0] for problem in problems_of(changes)] == places
+
+
+@pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({"trackin": {}}, "trackin: expected one of name, source, "),
@@ -147,7 +163,7 @@ def test_every_problem_is_reported_at_once() -> None:
             {"task": {**SMALL["task"], "numeric": ["x", "y"]}},
             "task.numeric: expected each feature once and not the label",
         ),
-        ({"task": {"label": "y"}}, "task: expected at least one column in numeric or categorical, got none"),
+        ({"task": {"label": "y"}}, "task.numeric: expected at least one column here or in task.categorical, got none"),
     ],
 )
 def test_a_problem_says_where_what_and_how(changes: dict[str, Any], expected: str) -> None:

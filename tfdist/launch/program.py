@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import marshal
+import pickle
 import sys
 from collections import ChainMap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from types import CodeType, ModuleType
@@ -15,6 +16,7 @@ from typing import Any, ClassVar
 import cloudpickle
 
 from tfdist.errors import ConfigError
+from tfdist.launch.captured import culprit, refusal
 
 
 def _reduce_code(code: CodeType) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
@@ -25,6 +27,12 @@ def _reduce_code(code: CodeType) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
 
 class _ProgramPickler(cloudpickle.Pickler):  # type: ignore[misc]
     dispatch_table: ClassVar = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
+
+    def reducer_override(self, value: Any) -> Any:
+        why = refusal(value)
+        if why:
+            raise pickle.PicklingError(why)
+        return super().reducer_override(value)
 
 
 def dump_program(program: Callable[[], Any], name: str) -> bytes:
@@ -40,20 +48,42 @@ def dump_program(program: Callable[[], Any], name: str) -> bytes:
     Raises:
         ConfigError: it holds something that cannot be sent to another process.
     """
+    with _local_modules_by_value() as installed:
+        try:
+            return _dumped(program)
+        except Exception as error:
+            raise ConfigError(_cannot_be_sent(program, name, error, installed)) from error
+
+
+def _dumped(value: Any) -> bytes:
     buffer = io.BytesIO()
-    try:
-        with _local_modules_by_value():
-            _ProgramPickler(buffer).dump(program)
-    except Exception as error:
-        raise ConfigError(
-            f"{name}: expected code and arguments that can be sent to another process, got {error}; "
-            "create such objects (sessions, files, locks, models) inside the function"
-        ) from error
+    _ProgramPickler(buffer).dump(value)
     return buffer.getvalue()
 
 
+def _can_be_sent(value: Any) -> bool:
+    try:
+        _dumped(value)
+    except Exception:  # noqa: BLE001  whatever an object's own pickling raises
+        return False
+    return True
+
+
+def _cannot_be_sent(program: Any, name: str, error: Exception, installed: Collection[str]) -> str:
+    found = culprit(program, _can_be_sent, installed)
+    why = next(iter(str(error).splitlines()), type(error).__name__)
+    if found:
+        kind = type(found[1])
+        module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+        why = f"{found[0]!r}, a {module}{kind.__qualname__}: {why}"
+    return (
+        f"{name}: expected code and arguments that can be sent to another process, got {why}; create such objects "
+        "(sessions, files, locks, models) inside the function"
+    )
+
+
 @contextmanager
-def _local_modules_by_value() -> Iterator[None]:
+def _local_modules_by_value() -> Iterator[Collection[str]]:
     registered = []
     installed = {*sys.stdlib_module_names, *metadata.packages_distributions(), "__main__"}
     already = cloudpickle.list_registry_pickle_by_value()
@@ -63,7 +93,7 @@ def _local_modules_by_value() -> Iterator[None]:
             cloudpickle.register_pickle_by_value(module)
             registered.append(module)
     try:
-        yield
+        yield installed
     finally:
         for module in registered:
             cloudpickle.unregister_pickle_by_value(module)

@@ -33,7 +33,16 @@ except ImportError as error:
         "pip install --no-deps spark-tensorflow-distributor"
     ) from error
 
-__all__ = ["BarrierRunner", "SparkLauncher", "UpstreamRunner", "active_session", "session_or_new", "spark_facts"]
+__all__ = [
+    "BarrierRunner",
+    "SparkLauncher",
+    "UpstreamRunner",
+    "active_session",
+    "check_cluster",
+    "session_or_new",
+    "spark_facts",
+    "wait_for_slots",
+]
 
 _CANCEL_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 2.0
@@ -114,7 +123,8 @@ class SparkLauncher:
             WorkerError: a worker failed; the others were ended.
             LaunchError: the workers could not meet.
         """
-        self._wait_for_slots(plan.tasks, on_event)
+        check_cluster(self.spark, plan.slots, use_gpu=plan.use_gpu, gpu=plan.gpu_resource_name, tasks=plan.tasks)
+        wait_for_slots(self.spark, plan.tasks, self.startup_timeout_s, on_event)
         plan = replace(plan, application=self.spark.sparkContext.applicationId)
         conf = self.spark.sparkContext.getConf()
         host, _ = split_address(conf.get("spark.driver.host", "localhost") or "localhost")
@@ -135,25 +145,6 @@ class SparkLauncher:
             runner = BarrierRunner(self.spark, plan, channel.address, rows)
             job = _Job(runner, program, channel, inbox, vigil, self.startup_timeout_s)
             return job.follow(on_event)
-
-    def _wait_for_slots(self, tasks: int, on_event: Callable[[Event], None]) -> None:
-        facts = spark_facts(self.spark)
-        found = preflight.problems(facts, tasks)
-        if found:
-            raise PreflightError(found)
-        start = time.monotonic()
-        grown_at, before = start, facts.concurrent_tasks
-        # Without a fixed size to compare with, a cluster that stopped growing is taken as complete after 15 s.
-        patience_s = self.startup_timeout_s if preflight.most_tasks(facts) is not None else 15.0
-        while facts.concurrent_tasks is not None and facts.concurrent_tasks < tasks:
-            now = time.monotonic()
-            if facts.concurrent_tasks != before:
-                grown_at, before = now, facts.concurrent_tasks
-                on_event({"kind": "waiting", "rank": 0, "ready": before, "wanted": tasks})
-            if now - grown_at > patience_s or now - start > self.startup_timeout_s:
-                raise PreflightError(preflight.not_enough_now(facts, tasks, now - start))
-            threading.Event().wait(0.2)
-            facts = spark_facts(self.spark)
 
 
 class _Job:
@@ -295,6 +286,50 @@ def spark_facts(spark: SparkSession) -> preflight.SparkFacts:
         concurrent_tasks=int(java.maxNumConcurrentTasks(profile)),
         cores=os.cpu_count() or 1,
     )
+
+
+def check_cluster(spark: SparkSession, slots: int, *, use_gpu: bool, gpu: str, tasks: int | None = None) -> None:
+    """Compare what a training asks for with the session's configuration.
+
+    Args:
+        spark: the session.
+        slots: number of workers (CPU) or GPUs.
+        use_gpu: whether slots are GPUs.
+        gpu: the name of their Spark resource.
+        tasks: the number of barrier tasks, where it is decided already.
+
+    Raises:
+        PreflightError: they do not fit, with all reasons.
+    """
+    facts = spark_facts(spark)
+    needed, found = preflight.tasks_for(slots, facts.conf, use_gpu=use_gpu, gpu_resource_name=gpu)
+    found += preflight.problems(facts, tasks or needed)
+    if found:
+        raise PreflightError(found)
+
+
+def wait_for_slots(
+    spark: SparkSession, tasks: int, startup_timeout_s: float, on_event: Callable[[Event], None]
+) -> None:
+    """Wait until the session runs ``tasks`` tasks at once; ``on_event`` is told of each step.
+
+    Raises:
+        PreflightError: it does not after ``startup_timeout_s``, or has stopped growing.
+    """
+    facts = spark_facts(spark)
+    start = time.monotonic()
+    grown_at, before = start, facts.concurrent_tasks
+    # Without a fixed size to compare with, a cluster that stopped growing is taken as complete after 15 s.
+    patience_s = startup_timeout_s if preflight.most_tasks(facts) is not None else 15.0
+    while facts.concurrent_tasks is not None and facts.concurrent_tasks < tasks:
+        now = time.monotonic()
+        if facts.concurrent_tasks != before:
+            grown_at, before = now, facts.concurrent_tasks
+            on_event({"kind": "waiting", "rank": 0, "ready": before, "wanted": tasks})
+        if now - grown_at > patience_s or now - start > startup_timeout_s:
+            raise PreflightError(preflight.not_enough_now(facts, tasks, now - start))
+        threading.Event().wait(0.2)
+        facts = spark_facts(spark)
 
 
 def session_or_new() -> SparkSession:

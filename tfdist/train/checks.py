@@ -47,8 +47,7 @@ def check_training(
     Raises:
         ConfigError: they cannot, with all reasons.
     """
-    problems = []
-    slots = compute.slots
+    problems = settings_problems(compute, fit, output_dir)
     if compute.launcher == "local" and isinstance(train, Stream):
         problems.append(
             "train: a stream is handed to the workers by Spark, got compute.launcher='local'; use from_dataframe, or "
@@ -60,10 +59,6 @@ def check_training(
         )
     if train.schema.label is None:
         problems.append("train: expected a label; name it with from_dataframe(..., label=...)")
-    if fit.global_batch < slots:
-        problems.append(
-            f"fit.global_batch: expected at least a row for each of {slots} workers, got {fit.global_batch}"
-        )
     empty = (name for name, data in (("train", train), ("validation", validation)) if data and not data.rows)
     problems += [f"{name}: expected at least a row, got an empty data set; check its filters" for name in empty]
     if validation is not None and validation.element_spec_text != train.element_spec_text:
@@ -82,9 +77,19 @@ def check_training(
             for name in ("checkpoint_every_steps", "checkpoint_dir", "resume")
             if getattr(fit, name)
         ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def settings_problems(compute: ComputeConfig, fit: FitConfig, output_dir: Path) -> list[str]:
+    """What is wrong with settings together, whatever the rows are."""
+    problems = []
+    if fit.global_batch < compute.slots:
+        problems.append(
+            f"fit.global_batch: expected at least a row for each of {compute.slots} workers, got {fit.global_batch}"
+        )
     if fit.checkpoint_dir is not None and Path(fit.checkpoint_dir).is_file():
         problems.append(f"fit.checkpoint_dir: expected a folder, got the file {fit.checkpoint_dir}")
     if output_dir.is_file():
         problems.append(f"fit.output_dir: expected a folder, got the file {output_dir}")
-    if problems:
-        raise ConfigError(problems)
+    return problems
