@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 import yaml
 from click.testing import Result
@@ -93,14 +94,9 @@ def test_an_interpreter_without_the_packages_is_named(
     spec = JobSpec.from_yaml(write_job(tmp_path, spark))
     venv.create(tmp_path / "bare", with_pip=False)
     bare, nowhere = str(tmp_path / "bare" / "bin" / "python"), str(tmp_path / "nowhere")
-    start = tmp_path / "start"  # executors inherit a PYTHONPATH on which this tfdist may lie
-    ours = Path(tfdist.__file__).parents[1]
-    start.write_text(
-        f"""#!/bin/sh
-export PYTHONPATH=$(printf %s "$PYTHONPATH" | tr : '\\n' | grep -v '^{ours}' | paste -sd :)
-exec {bare} "$@"
-"""
-    )
+    start = tmp_path / "start"  # as on a cluster, Spark's own Python comes from the folder of Spark alone
+    spark_python = ":".join(map(str, Path(pyspark.__file__).parent.glob("python/lib/*.zip")))
+    start.write_text(f'#!/bin/sh\nPYTHONPATH={spark_python} exec {bare} "$@"\n')
     start.chmod(0o755)
     for command, interpreter, what in (
         (str(start), bare, "no tfdist; no tensorflow; no keras"),
