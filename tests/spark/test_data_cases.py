@@ -282,3 +282,34 @@ def test_a_duplicated_name_is_refused_and_other_names_are_not(spark: SparkSessio
     assert read(from_dataframe(df.select("s"), cache_dir=tmp_path, features=["s.x"])) == {"s.x": [3]}
     with pytest.raises(ConfigError, match="features: 'a b' is named 2 times"):
         from_dataframe(df.select("s").selectExpr("s", "1 `a b`"), cache_dir=tmp_path, features=["a b", "a b"])
+
+
+def test_dates_of_the_old_calendar_are_refused_where_they_lie(spark: SparkSession, tmp_path: Path) -> None:
+    """Files that Spark wrote with the calendar before 1582 give Spark's dates through Spark, and no others without."""
+    modes = ("spark.sql.parquet.datetimeRebaseModeInWrite", "spark.sql.parquet.int96RebaseModeInWrite")
+    for year in (1500, 1600, 1900):
+        for mode in modes:
+            spark.conf.set(mode, "LEGACY")
+        try:
+            frame = spark.sql(f"select date'{year}-01-02' d, timestamp'{year}-01-02 00:00:00 UTC' t, {year} n")
+            frame.write.parquet(str(tmp_path / str(year)))
+        finally:
+            for mode in modes:
+                spark.conf.unset(mode)
+    old = tmp_path / "1500"
+    for folder, column in ((old, "d"), (old, "t"), (tmp_path / "1600", "t")):
+        with pytest.raises(DataError, match=f"column '{column}': expected dates since 1582-10-15 .* got part-0.*older"):
+            from_parquet(folder, features=[column])
+    assert read(from_parquet(old, features=["n"])) == {"n": [1500]}
+    whole = read(from_dataframe(spark.read.parquet(str(old)), cache_dir=tmp_path / "c"))
+    assert whole["d"] == [-171663]  # days to 1500-01-02 of the calendar that goes on backwards, as Python counts
+    assert read(from_parquet(tmp_path / "1600", features=["d"])) == {"d": [-135139]}
+    recent = read(from_parquet(tmp_path / "1900"))
+    assert recent == {"d": [-25566], "t": [-25566 * 86_400_000_000], "n": [1900]}
+
+
+def test_a_cache_that_cannot_be_made_is_refused_by_its_setting(spark: SparkSession, tmp_path: Path) -> None:
+    """A cache folder below a file is a wrong setting, and said so."""
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"cache_dir: expected a folder that can be made, got .*below"):
+        from_dataframe(spark.range(3), cache_dir=tmp_path / "file" / "below")

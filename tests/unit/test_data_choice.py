@@ -164,3 +164,23 @@ def test_lists_are_read_once_and_only_where_nothing_is_declared(tmp_path: Path) 
     write(tmp_path / "b", [[1], [2, 3, 4]])
     (tmp_path / "b" / "0.parquet").replace(file)
     assert from_parquet(folder, features=["v"]).element_spec_text == "v: int32[*]"
+
+
+def test_an_index_that_pandas_left_is_no_feature(tmp_path: Path) -> None:
+    """A frame that was filtered before it was written gives its columns alone; its index is there when it is named."""
+    pd.DataFrame({"a": [1, 2, 3]}).query("a > 1").to_parquet(tmp_path / "a.parquet")
+    assert from_parquet(tmp_path).element_spec_text == "a: int64[]"
+    assert from_parquet(tmp_path, features=["__index_level_0__"]).element_spec_text == "__index_level_0__: int64[]"
+
+
+def test_folders_that_cannot_be_made_are_refused_by_their_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A local folder below a file is a wrong setting, told before anything is read."""
+    (tmp_path / "file").touch()
+    pq.write_table(pa.table({"a": [1, 2]}), tmp_path / "a.parquet")
+    monkeypatch.setenv("TFDIST_LOCAL_DIR", str(tmp_path / "file" / "below"))
+    with pytest.raises(ConfigError, match="TFDIST_LOCAL_DIR: expected a folder that can be made"):
+        from_parquet(tmp_path / "a.parquet").to_tf(global_batch=1)
+    monkeypatch.setenv("TFDIST_LOCAL_DIR", str(tmp_path / "new"))
+    assert len(list(from_parquet(tmp_path / "a.parquet").to_tf(global_batch=1))) == 2

@@ -25,6 +25,7 @@ from tfdist.errors import ConfigError, DataError
 from tfdist.testing import tiny_parquet
 
 EPOCH = dt.datetime(1970, 1, 1)
+ZONE = dt.timezone(dt.timedelta(hours=1))
 
 
 def make_schema(columns: dict[str, str], **choice: Any) -> Schema:
@@ -133,6 +134,56 @@ def test_missing_texts_and_arrays_are_filled() -> None:
         "a": [[1, -1], [-1, -1]],
         "w": [[b"p", b"-"], [b"-", b"-"]],
     }
+
+
+@pytest.mark.parametrize(
+    ("spark_type", "arrow", "dtype", "fill", "expected"),
+    [
+        ("binary", pa.binary(), None, b"\xff\x00", b"\xff\x00"),
+        ("binary", pa.binary(), None, "é", "é".encode()),
+        ("string", pa.string(), None, b"?", b"?"),
+        ("date", pa.date32(), None, dt.date(1970, 1, 11), 10),
+        ("date", pa.date32(), "float32", dt.date(1969, 12, 31), -1.0),
+        (
+            "timestamp",
+            pa.timestamp("us", "UTC"),
+            None,
+            dt.datetime(1970, 1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=1))),
+            0,
+        ),
+        ("timestamp_ntz", pa.timestamp("us"), None, dt.datetime(1970, 1, 1, 0, 0, 1, 5), 1_000_005),
+        ("decimal(5,2)", pa.decimal128(5, 2), None, Decimal("0.10"), 0.1),
+        ("decimal(5,2)", pa.decimal128(5, 2), "scaled int64", Decimal("0.1"), 10),
+    ],
+)
+def test_a_fill_value_may_be_of_the_type_that_the_column_holds(
+    spark_type: str, arrow: pa.DataType, dtype: str | None, fill: Any, expected: Any
+) -> None:
+    """Bytes, dates, times and decimals are filled as the tensor has them, also from a schema that was kept as JSON."""
+    schema = make_schema({"v": spark_type}, nulls={"v": ("fill", fill)}, dtypes={"v": dtype} if dtype else None)
+    table = pa.table({"v": pa.array([None], arrow)})
+    for one in (schema, Schema.from_json(schema.to_json())):
+        assert batch_from_arrow(table, one)["v"].tolist() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("spark_type", "dtype", "fill", "words"),
+    [
+        ("date", None, "2020-01-01", r"int32 \(days since 1970-01-01\), or a date, got '2020-01-01'"),
+        ("date", None, dt.datetime(2020, 1, 1), "or a date, got"),
+        ("timestamp", None, dt.datetime(2020, 1, 1), "or a datetime with a time zone"),
+        ("timestamp_ntz", None, dt.datetime(2020, 1, 1, tzinfo=dt.timezone.utc), "or a datetime without a time zone"),
+        ("decimal(5,2)", "scaled int64", Decimal("0.001"), "type int64"),
+        ("int", None, b"1", "type int32"),
+        ("binary", None, 1, "type bytes or string"),
+    ],
+)
+def test_a_fill_value_that_the_column_cannot_hold_is_refused(
+    spark_type: str, dtype: str | None, fill: Any, words: str
+) -> None:
+    """Texts for dates, times without the zone that they need, lost digits: the message says what is taken."""
+    with pytest.raises(ConfigError, match=f"expected a fill value of .*{words}"):
+        make_schema({"v": spark_type}, nulls={"v": ("fill", fill)}, dtypes={"v": dtype} if dtype else None)
 
 
 @pytest.mark.parametrize("tail", [3, 5])

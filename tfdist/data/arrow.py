@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from tfdist.data.casts import cast, lost_decimals, refusal
 from tfdist.data.column import Column
+from tfdist.data.fills import fill_bytes
 from tfdist.data.sparse import dense_of_entries, entries_of, entries_of_dense
 from tfdist.data.texts import Raw, Text
 from tfdist.data.types import decimal_digits, element_type, tensor_type
@@ -268,7 +269,7 @@ def _units(decimals: pa.Array) -> np.ndarray:
 
 def _blank(column: Column) -> bytes:
     """What stands in place of a missing text."""
-    return str(column.fill or "").encode()
+    return fill_bytes(column.fill)
 
 
 def _binary(array: pa.Array) -> pa.Array:
@@ -296,7 +297,7 @@ def _nearest_doubles(decimals: pa.Array) -> pa.Array:
 def _without_nulls(texts: pa.Array, column: Column) -> pa.Array:
     if not texts.null_count:
         return texts
-    return _binary(texts).fill_null(pa.scalar(str(column.fill or "").encode(), pa.large_binary()))
+    return _binary(texts).fill_null(pa.scalar(_blank(column), pa.large_binary()))
 
 
 def _text(array: pa.Array) -> Text:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 import warnings
@@ -12,6 +11,7 @@ from typing import Any, cast
 
 from tfdist.data.column import Column, Layout, NullPolicy, Pack
 from tfdist.data.fields import Field, nearest
+from tfdist.data.fills import fill_of
 from tfdist.data.types import (
     DTYPES,
     EXACT_DECIMAL_DIGITS,
@@ -69,7 +69,7 @@ def column_of(field: Field, policy: str | tuple[str, Any], wanted: str | None) -
         if problem:
             raise ConfigError(f"{where}: {field.spark_type} cannot be cast to {wanted}; {problem}")
         dtype = parsed[2] or dtype
-    nulls, fill = _policy(field.name, policy, dtype)
+    nulls, fill = _policy(field.name, policy, (field.spark_type, dtype, scaled))
     if layout == "sparse" and fill:
         raise ConfigError(
             f"nulls[{field.name!r}]: expected ('fill', 0), 'mask' or 'drop' for a sparse column, got {policy!r}, which "
@@ -92,36 +92,12 @@ def column_of(field: Field, policy: str | tuple[str, Any], wanted: str | None) -
     )
 
 
-def _policy(name: str, policy: Any, dtype: str) -> tuple[NullPolicy, Any]:
+def _policy(name: str, policy: Any, tensor: tuple[str, str, bool]) -> tuple[NullPolicy, Any]:
     if policy in ("error", "drop", "mask"):
         return cast(NullPolicy, policy), None
     if not (isinstance(policy, list | tuple) and len(policy) == 2 and policy[0] == "fill"):
         raise ConfigError(f"nulls[{name!r}]: expected {_POLICIES}, got {policy!r}")
-    value = policy[1]
-    fits: bool
-    if dtype == "string":
-        fits = isinstance(value, str)
-    elif dtype == "bool":
-        fits = isinstance(value, bool)
-    elif dtype.startswith("float"):
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and _is_held(value, dtype)
-    else:
-        fits = isinstance(value, int) and not isinstance(value, bool) and _in_range(value, dtype)
-    if not fits:
-        raise ConfigError(f"nulls[{name!r}]: expected a fill value of type {dtype}, got {value!r}")
-    return "fill", value
-
-
-def _is_held(value: float, dtype: str) -> bool:
-    largest = {"float16": 65504.0, "float32": 3.4028234663852886e38}.get(dtype, sys.float_info.max)
-    return abs(value) <= largest or (isinstance(value, float) and not math.isfinite(value))
-
-
-def _in_range(value: int, dtype: str) -> bool:
-    bits = int(dtype.lstrip("uint"))
-    if dtype.startswith("u"):
-        return 0 <= value < 1 << bits
-    return -(1 << bits - 1) <= value < 1 << bits - 1
+    return "fill", fill_of(name, policy[1], *tensor)
 
 
 def name_problems(

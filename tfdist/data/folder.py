@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
+from tfdist.data.location import make_folder
 from tfdist.data.manifest import MANIFEST, Fragment, Manifest
 from tfdist.data.storage import Storage
 from tfdist.errors import DataError
@@ -93,7 +94,7 @@ class Place:
         """A new folder to write to; it is gone afterwards unless it was published."""
         unique = uuid.uuid4().hex[:8]
         if self.cache.is_local:
-            self.cache.local.mkdir(parents=True, exist_ok=True)
+            make_folder(self.cache.local, "cache_dir")
             folder = self.cache.child(f".{self.name}.{os.getpid()}-{unique}.{WRITING}")
             try:
                 yield folder

@@ -62,11 +62,16 @@ def null_counts(footers: Sequence[Footer], columns: Sequence[Column]) -> dict[st
     """Nulls of the columns that hold a single value a row, where every footer tells them."""
     counts: dict[str, int] = {}
     for column in columns:
-        chunks = [c for f in footers for c in _chunks(f, ".".join((column.file_name, *column.member)))]
+        chunks = [c for f in footers for c in chunks_of(f, column)]
         told = all(c.statistics is not None and c.statistics.has_null_count for c in chunks if c.num_values)
         if not column.shape and told:
             counts[column.name] = sum(c.statistics.null_count for c in chunks if c.num_values)
     return counts
+
+
+def chunks_of(footer: Footer, column: Column) -> list[pq.ColumnChunkMetaData]:
+    """The column chunks of a column: one for each row group, of its only leaf."""
+    return _chunks(footer, ".".join((column.file_name, *column.member)))
 
 
 def row_bytes(footers: Sequence[Footer], schema: Schema) -> int:

@@ -99,3 +99,21 @@ def hadoop_url(storage: Storage) -> str:
 def default_cache_dir() -> Path:
     """``$TFDIST_CACHE_DIR``, or ``~/.cache/tfdist``."""
     return Path(os.environ.get("TFDIST_CACHE_DIR") or Path.home() / ".cache" / "tfdist").absolute()
+
+
+def make_folder(folder: Path, where: str) -> None:
+    """Make a folder that files will be written to, and those above it.
+
+    Args:
+        folder: need not exist.
+        where: name of the setting that names it, for messages.
+
+    Raises:
+        ConfigError: it cannot be made, or nothing may be written to it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{where}: expected a folder that can be made, got {folder}: {error}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"{where}: expected a folder that can be written to, got {folder}; choose another")

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tfdist.data.arrow import null_error
+from tfdist.data.calendar import check_calendar
 from tfdist.data.fields import Field, names_within
 from tfdist.data.folder import missing_files, with_footers
 from tfdist.data.footers import fields_of, fixed_row_bytes, fragments_of, null_counts, read_footers, row_bytes
@@ -149,6 +150,7 @@ def _foreign(
                     f"column {column.name!r}: expected {own.type} in every file as in {first.path}, got {got} in "
                     f"{footer.path}; read them through Spark with from_dataframe"
                 )
+    check_calendar(storage, footers, schema.columns)
     counts = null_counts(footers, schema.columns)
     _check_nulls(schema, counts)
     unknown = [c for c in schema.columns if c.shape == (None,) and c.layout == "fixed"]

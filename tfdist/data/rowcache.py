@@ -7,6 +7,7 @@ import mmap
 import os
 import shutil
 import tempfile
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ import pandas as pd
 
 from tfdist.data.column import Tensor
 from tfdist.data.layout import Layout
+from tfdist.data.location import make_folder
 from tfdist.data.manifest import Manifest
 from tfdist.data.rowgroups import RowGroups
 from tfdist.data.schema import Schema
@@ -30,7 +32,11 @@ _SPARE_BYTES = 64 * 2**20  # left free for others on the same disk
 
 def local_dir() -> Path:
     """Folder for what is read again in later epochs: ``$TFDIST_LOCAL_DIR``, else the system's temporary folder."""
-    return Path(os.environ.get("TFDIST_LOCAL_DIR") or tempfile.gettempdir())
+    folder = os.environ.get("TFDIST_LOCAL_DIR")
+    if not folder:
+        return Path(tempfile.gettempdir())
+    make_folder(Path(folder), "TFDIST_LOCAL_DIR")
+    return Path(folder)
 
 
 class RowStore:
@@ -135,6 +141,7 @@ class _File:
 
     def __init__(self, size_bytes: int = 0) -> None:
         self._raw = tempfile.TemporaryFile(prefix="tfdist-rows-", dir=local_dir())  # noqa: SIM115  lives as long as this
+        weakref.finalize(self, self._raw.close)
         self._end = 0
         self._mapped: mmap.mmap | None = None
         if size_bytes:
@@ -148,9 +155,6 @@ class _File:
             # The old mapping lives on in the arrays that were made of it.
             self._mapped = mmap.mmap(self._raw.fileno(), self._end, prot=mmap.PROT_READ) if self._end else None
         return self._mapped or b""
-
-    def __del__(self) -> None:
-        self._raw.close()
 
     def append(self, array: np.ndarray, item_bytes: int = 1) -> int:
         """Write at the end, at a multiple of a size; returns the place in bytes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -19,6 +20,8 @@ from tfdist.data.choosing import (
 from tfdist.data.column import Column, Pack, Tensor
 from tfdist.data.fields import Field, names_within, nearest, spark_fields
 from tfdist.errors import ConfigError, DataError
+
+_ROW_NUMBERS = re.compile(r"__index_level_\d+__")  # what pandas keeps of an index without a name in Parquet files
 
 Nulls = Mapping[str, "str | tuple[str, Any]"]
 
@@ -53,7 +56,8 @@ class Schema:
 
         Args:
             schema: a ``pyspark.sql.types.StructType``.
-            features: columns to read, in this order; by default all but the label.
+            features: columns to read, in this order; by default all but the label and an index without a name that
+                pandas left in files (``__index_level_0__``).
             label: the column to learn.
             nulls: column to ``"error"`` (the default), ``"drop"``, ``"mask"`` or ``("fill", value)``.
             dtypes: column to the dtype to cast to, for example ``"float32"``; ``"scaled int64"`` keeps all digits of a
@@ -85,7 +89,7 @@ class Schema:
         nulls, dtypes = nulls or {}, dtypes or {}
         nested = set()
         if features is None:
-            features = [f.name for f in fields if f.name != label]
+            features = [f.name for f in fields if f.name != label and not _ROW_NUMBERS.fullmatch(f.name)]
             nested = {f.name for f in fields if f.path}
         else:
             whole = [names_within(name, fields) for name in features]

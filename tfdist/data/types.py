@@ -105,6 +105,12 @@ def decimal_digits(spark_type: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def decimal_scale(spark_type: str) -> int | None:
+    """Digits after the point of a decimal, or of the decimals in an array; None for other types."""
+    found = _DECIMAL.fullmatch(element_type(spark_type))
+    return int(found[2]) if found else None
+
+
 def is_fractional(spark_type: str) -> bool:
     """Whether values of a type may have a fraction: floats and decimals, arrays and vectors of them."""
     return element_type(spark_type) in ("float", "double") or decimal_digits(spark_type) is not None

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from tfdist.data.location import make_folder
 from tfdist.errors import ConfigError
 
 FORMAT = 1
@@ -105,7 +106,7 @@ def partial_folder(folder: Path, total: int, run_id: str) -> Path:
 
 def write_rank(partial: Path, rank: int, state: RankState) -> None:
     """Write the file of a rank; its checksum, which comes last, says that it is whole."""
-    partial.mkdir(parents=True, exist_ok=True)
+    make_folder(partial, "fit.checkpoint_dir")
     path = partial / _rank_file(rank)
     text = np.frombuffer(json.dumps(state.values).encode(), np.uint8)
     with path.open("wb") as file:

@@ -111,8 +111,9 @@ def fit(
         run_id = new_run_id() if launches else run_id
         program = dump_program(partial(_fit_as_json, replace(task, checkpoints=plan)), "build_model and callbacks")
         with ExitStack() as marks:
-            for folder in (output_dir, *([plan.folder] if plan else [])):
-                marks.enter_context(announced(folder, run_id))
+            marks.enter_context(announced(output_dir, run_id, "fit.output_dir"))
+            if plan is not None:
+                marks.enter_context(announced(plan.folder, run_id, "fit.checkpoint_dir"))
             return launch(program, compute, LaunchPlan.of(compute, run_id, results="all"), spark, log, rows)
 
     with shown() if on_event is None else nullcontext(on_event) as receive:

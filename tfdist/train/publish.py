@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tfdist.cluster import worker_context
+from tfdist.data.location import make_folder
 from tfdist.errors import ConfigError
 from tfdist.train.task import TrainingData
 
@@ -22,7 +23,7 @@ def publish(model_file: Path, data: TrainingData, output_dir: Path) -> Path:
     Returns:
         The path of the published model.
     """
-    output_dir.mkdir(parents=True, exist_ok=True)
+    make_folder(output_dir, "fit.output_dir")
     partial = output_dir / f".{SCHEMA}.partial"
     partial.write_text(data.schema.to_json())
     partial.replace(output_dir / SCHEMA)
@@ -41,9 +42,9 @@ def publish(model_file: Path, data: TrainingData, output_dir: Path) -> Path:
 
 
 @contextmanager
-def announced(output_dir: Path, run_id: str) -> Iterator[None]:
+def announced(output_dir: Path, run_id: str, setting: str) -> Iterator[None]:
     """On the driver: create ``output_dir`` and hold a mark in it, by which the chief knows that it sees the same."""
-    output_dir.mkdir(parents=True, exist_ok=True)
+    make_folder(output_dir, setting)
     mark = _mark(output_dir, run_id)
     mark.touch()
     try:
