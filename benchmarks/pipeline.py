@@ -3,7 +3,7 @@
     ./run bench pipeline [--table narrow|mixed|images] [--rows N] [--turns 5]
 
 Both read every row once: of 20 float32 columns (narrow); of 8 float32 columns, 4 strings and lists of 64 float32
-(mixed); or of byte strings of 12 KiB (images); and an int64 label. The clock starts before the reader is made; the
+(mixed); or of byte strings of 12 KiB, as texts and as pixels (images); and an int64 label. The clock starts before the reader is made; the
 contenders take turns, and the median of all turns counts. CPU time is of the whole process, all threads. The narrow
 table is also read as the one matrix that ``pack=`` makes of its features.
 """
@@ -30,6 +30,8 @@ from tfdist.data import Handle, from_parquet
 
 Columns = dict[str, pa.Array]
 
+_IMAGE_BYTES = 12 * 1024
+
 
 def narrow(rng: np.random.Generator, rows: int) -> Columns:
     return {f"x{i}": pa.array(rng.random(rows, np.float32)) for i in range(20)}
@@ -46,7 +48,7 @@ def mixed(rng: np.random.Generator, rows: int) -> Columns:
 
 
 def images(rng: np.random.Generator, rows: int) -> Columns:
-    return {"image": pa.array([rng.bytes(12 * 1024) for _ in range(rows)])}
+    return {"image": pa.array([rng.bytes(_IMAGE_BYTES) for _ in range(rows)])}
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,9 @@ def main() -> None:
         contenders: dict[str, Contender] = {"raw scan": lambda: raw_scan(handle)}
         for batch in table.batches:
             contenders |= {f"{name}, batch {batch}": call for name, call in contenders_of(handle, batch).items()}
+        if arguments.table == "images":
+            pixels = from_parquet(folder, label="label", dtypes={"image": f"uint8[{_IMAGE_BYTES}]"})
+            contenders |= {f"as pixels, {name}, batch 256": call for name, call in contenders_of(pixels, 256).items()}
         if arguments.table == "narrow":
             matrix = from_parquet(folder, label="label", pack={"x": [f"x{i}" for i in range(20)]})
             contenders |= {

@@ -284,6 +284,33 @@ def test_a_duplicated_name_is_refused_and_other_names_are_not(spark: SparkSessio
         from_dataframe(df.select("s").selectExpr("s", "1 `a b`"), cache_dir=tmp_path, features=["a b", "a b"])
 
 
+def test_bytes_are_numbers_where_a_dtype_says_so(spark: SparkSession, tmp_path: Path) -> None:
+    """Pixels and embeddings kept as bytes are tensors of their numbers, through files, a stream and in any order."""
+    pixels = np.arange(40 * 6, dtype=np.uint8).reshape(40, 6)
+    vectors = np.random.default_rng(0).normal(size=(40, 3))
+    rows = [(i, bytearray(pixels[i]), bytearray(vectors[i].tobytes())) for i in range(40)]
+    rows[7] = (7, None, rows[7][2])
+    df = spark.createDataFrame(rows, "row int, pixels binary, vector binary").repartition(3)
+    choice: Any = {"dtypes": {"pixels": "uint8[6]", "vector": "float64[3]"}, "nulls": {"pixels": ("fill", 255)}}
+    pixels[7] = 255
+    handle = from_dataframe(df, cache_dir=tmp_path / "c", **choice)
+    assert handle.element_spec_text == "row: int32[]\npixels: uint8[6]\nvector: float64[3]"
+    for shuffle in (False, True, "pool"):
+        seen = 0
+        for batch in handle.to_tf(global_batch=16, shuffle=shuffle):
+            order = batch["row"].numpy()
+            seen += len(order)
+            np.testing.assert_array_equal(batch["pixels"], pixels[order])
+            np.testing.assert_array_equal(batch["vector"], vectors[order])
+        assert seen == 40
+    (line,) = refused(df, tmp_path / "c", dtypes={"vector": "float32[3]"}, nulls={"pixels": "mask"})
+    assert "column 'vector': expected binary values of length 12, got lengths 24 to 24" in line
+    assert line.endswith("float32[3] takes 12 bytes; leave its dtype out for texts")
+    for wrong in ("uint8", "uint8[*]", "uint8[<=6]", "bool[6]"):
+        with pytest.raises(ConfigError, match=r"expected for bytes that are numbers .* 'uint8\[784\]'"):
+            from_dataframe(df, cache_dir=tmp_path / "c", features=["pixels"], dtypes={"pixels": wrong})
+
+
 def test_dates_of_the_old_calendar_are_refused_where_they_lie(spark: SparkSession, tmp_path: Path) -> None:
     """Files that Spark wrote with the calendar before 1582 give Spark's dates through Spark, and no others without."""
     modes = ("spark.sql.parquet.datetimeRebaseModeInWrite", "spark.sql.parquet.int96RebaseModeInWrite")

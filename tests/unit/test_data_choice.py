@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tfdist.data import Schema, batch_from_arrow, from_dataframe, from_parquet, lengths
+from tfdist.data.arrow import values_of
 from tfdist.data.fields import Field
 from tfdist.errors import ConfigError, DataError
 
@@ -184,3 +185,23 @@ def test_folders_that_cannot_be_made_are_refused_by_their_setting(
         from_parquet(tmp_path / "a.parquet").to_tf(global_batch=1)
     monkeypatch.setenv("TFDIST_LOCAL_DIR", str(tmp_path / "new"))
     assert len(list(from_parquet(tmp_path / "a.parquet").to_tf(global_batch=1))) == 2
+
+
+def test_bytes_of_files_are_numbers_where_a_dtype_says_so(tmp_path: Path) -> None:
+    """Row groups whose bytes begin anywhere give aligned numbers; another length is told with its row."""
+    vectors = np.random.default_rng(0).normal(size=(50, 2)).astype(np.float32)
+    content = pa.array([None, *(v.tobytes() for v in vectors)], pa.binary())[1:]
+    pq.write_table(pa.table({"v": content}), tmp_path / "a.parquet", row_group_size=7)
+    handle = from_parquet(tmp_path, dtypes={"v": "float32[2]"})
+    (batch,) = handle.to_tf(global_batch=50, shuffle=False)
+    np.testing.assert_array_equal(batch["v"], vectors)
+    (column,) = handle.manifest.schema.columns
+    odd = pa.Array.from_buffers(
+        pa.binary(), 1, [None, pa.py_buffer(np.int32([1, 9])), pa.py_buffer(b"x" + vectors[0].tobytes())]
+    )
+    (values,) = values_of(odd, column)
+    assert isinstance(values, np.ndarray)
+    assert values.flags.aligned
+    np.testing.assert_array_equal(values, vectors[:1])
+    with pytest.raises(DataError, match=r"'v': expected 12 bytes for float32\[3\], got 8 in row 0"):
+        list(from_parquet(tmp_path, dtypes={"v": "float32[3]"}).to_tf(global_batch=50, shuffle=False))

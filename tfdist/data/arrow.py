@@ -55,6 +55,8 @@ def values_of(values: pa.ChunkedArray | pa.Array, column: Column) -> tuple[Value
         own = _ragged(array, column, len(column.shape))
     elif column.dtype == "string" and not column.shape:
         own = _texts(_stored(array, column), column)
+    elif column.item_bytes:
+        own = _numbers_in_bytes(array, column, column.item_bytes)
     else:
         own = (_lists if column.shape else _scalars)(array, column)
     if column.nulls != "mask":
@@ -188,6 +190,32 @@ def _lists(array: pa.Array, column: Column) -> Values:
         return Text(codes, np.concatenate([inner.values, blank]))
     out = np.full(taken.shape, column.fill or 0, inner.dtype)
     out[taken] = inner
+    return out
+
+
+def _numbers_in_bytes(array: pa.Array, column: Column, item_bytes: int) -> np.ndarray:
+    """Numbers that lie in a row of bytes one after another, the low byte of each first."""
+    (length,) = column.shape
+    if not (pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)):
+        raise _type_error(array, column)
+    assert length is not None
+    sizes = pc.binary_length(array)
+    wrong = pc.index(pc.not_equal(sizes, length * item_bytes), True).as_py()
+    if wrong >= 0:
+        raise DataError(
+            f"column {column.name!r}: expected {length * item_bytes} bytes for {column.declared}, got "
+            f"{sizes[wrong].as_py()} in row {wrong}"
+        )
+    there = array.drop_null()
+    width = np.int64 if pa.types.is_large_binary(there.type) else np.int32
+    _, offsets, content = there.buffers()
+    start = int(np.frombuffer(offsets, width)[there.offset]) if len(there) else 0
+    dtype = np.dtype(column.dtype).newbyteorder("<")
+    values = np.frombuffer(content or b"", dtype, len(there) * length, start).reshape(len(there), length)
+    if not array.null_count:
+        return values if values.flags.aligned else values.copy()
+    out = np.full((len(array), length), column.fill or 0, dtype)
+    out[np.asarray(array.is_valid())] = values
     return out
 
 

@@ -46,7 +46,8 @@ def column_of(field: Field, policy: str | tuple[str, Any], wanted: str | None) -
         where = f"dtypes[{field.name!r}]"
         if parsed is None or (parsed[2] and parsed[2] not in DTYPES) or not wanted:
             raise ConfigError(f"{where}: expected one of {', '.join(DTYPES)}, got {wanted!r}{nearest(wanted, _WANTED)}")
-        if parsed[4] and tensor.depth != 1:
+        numbers = field.spark_type == "binary" and parsed[2] not in ("", "string")
+        if parsed[4] and tensor.depth != 1 and not numbers:
             raise ConfigError(f"{where}: expected no length for the type {field.spark_type}, got {wanted!r}")
         if parsed[4] and parsed[4] != "*" and int(parsed[4]) < 1:
             raise ConfigError(f"{where}: expected a length of at least 1, got {wanted!r}")
@@ -65,7 +66,15 @@ def column_of(field: Field, policy: str | tuple[str, Any], wanted: str | None) -
                 raise ConfigError(f"{where}: expected one length of a sparse tensor, got {wanted!r}")
             layout = "sparse"
         scaled = parsed[1] == "scaled "
-        problem = cast_problem(field.spark_type, dtype, parsed[2] or dtype, scaled)
+        if numbers and not scaled:
+            if layout != "fixed" or length is None or parsed[2] == "bool":
+                raise ConfigError(
+                    f"{where}: expected for bytes that are numbers their type and how many a row has, for example "
+                    f"'uint8[784]', got {wanted!r}"
+                )
+            problem = None
+        else:
+            problem = cast_problem(field.spark_type, dtype, parsed[2] or dtype, scaled)
         if problem:
             raise ConfigError(f"{where}: {field.spark_type} cannot be cast to {wanted}; {problem}")
         dtype = parsed[2] or dtype
@@ -75,7 +84,7 @@ def column_of(field: Field, policy: str | tuple[str, Any], wanted: str | None) -
             f"nulls[{field.name!r}]: expected ('fill', 0), 'mask' or 'drop' for a sparse column, got {policy!r}, which "
             "would fill whole rows; leave out 'sparse' in its dtype"
         )
-    shape = (length,) if tensor.depth == 1 else (None,) * tensor.depth
+    shape = (length,) if tensor.depth == 1 or length is not None else (None,) * tensor.depth
     return Column(
         name=field.name,
         file_name=field.file_name,

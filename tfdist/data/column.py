@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from tfdist.data.types import tensor_type
 
 NullPolicy = Literal["error", "drop", "mask", "fill"]
@@ -78,6 +80,11 @@ class Column:
         return self.dtype.lstrip("u").startswith("int") or (self.dtype, natural.dtype) == ("float32", "float64")
 
     @property
+    def item_bytes(self) -> int | None:
+        """Bytes of a number, where a row of the source holds the numbers of a tensor as bytes; None elsewhere."""
+        return np.dtype(self.dtype).itemsize if self.spark_type == "binary" and self.dtype != "string" else None
+
+    @property
     def declared(self) -> str:
         """What ``dtypes`` would say to get this tensor."""
         length = self.shape[0] if len(self.shape) == 1 else None
@@ -90,7 +97,8 @@ class Column:
     def tensors(self) -> tuple[Tensor, ...]:
         """Its tensor, and with the policy ``mask`` the one that says where it was null."""
         path = self.path if self.nested else ()
-        own = Tensor(self.name, self.dtype, self.shape, path, self.layout == "sparse", self.spark_type == "binary")
+        raw = self.spark_type == "binary" and self.dtype == "string"
+        own = Tensor(self.name, self.dtype, self.shape, path, self.layout == "sparse", raw)
         if self.nulls != "mask":
             return (own,)
         return own, Tensor(f"{self.name}_is_null", "bool", (), (*path[:-1], f"{path[-1]}_is_null") if path else ())

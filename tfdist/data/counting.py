@@ -25,7 +25,10 @@ def facts_of_batch(batch: pa.RecordBatch, schema: Schema) -> Facts:
     for column in schema.columns:
         name, values = column.name, batch.column(column.file_name)
         found["nulls", name] = values.null_count
-        if column.shape:
+        if column.item_bytes:
+            length = pc.min_max(pc.binary_length(values)).as_py()
+            found["shortest", name], found["longest", name] = length["min"], length["max"]
+        elif column.shape:
             sparse = column.layout == "sparse"
             lengths = pc.struct_field(values, "size") if sparse else pc.list_value_length(values)
             length = pc.min_max(lengths).as_py()

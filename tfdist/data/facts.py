@@ -78,6 +78,8 @@ def facts_of(written: DataFrame | None, schema: Schema) -> Facts:
 def _within(column: Column) -> tuple[SparkColumn, SparkColumn, SparkColumn]:
     """Of each list of a column its length, its single values and how many of them are null; null for a null."""
     values = F.col(column.file_name)
+    if column.item_bytes:
+        return F.octet_length(values), values, F.when(values.isNotNull(), 0)
     if column.layout == "sparse":
         return values["size"], values["entries"]["value"], F.when(values.isNotNull(), 0)
     size, inner, missing = F.size(values), values, F.size(F.filter(values, _is_null))
@@ -89,7 +91,7 @@ def _within(column: Column) -> tuple[SparkColumn, SparkColumn, SparkColumn]:
 
 def _is_wrong(column: Column, size: SparkColumn, low: int, high: int) -> SparkColumn:
     """Whether a list is one of those that do not have the length that they should."""
-    length = column.shape[0]
+    length = _length(column)
     if length is None:  # no vector is more right than another: those that are larger than the smallest
         return size > low if low < high else size == low
     return size > length if column.layout == "padded" else size != length
@@ -173,14 +175,20 @@ def _asked(schema: Schema, facts: Facts, places: Places | None) -> Mapping[tuple
 
 def _fits(column: Column, low: int, high: int) -> bool:
     """Whether arrays of ``low`` to ``high`` values are what was declared."""
-    length = column.shape[0]
+    length = _length(column)
     if length is None:
         return column.spark_type != "vector" or low == high > 0
     return high <= length if column.layout == "padded" else low == high == length
 
 
-def _length_problem(column: Column, low: int, high: int, where: str) -> str:
+def _length(column: Column) -> int | None:
+    """The length that lists must have; of bytes that are numbers, in bytes."""
     length = column.shape[0]
+    return None if length is None else length * (column.item_bytes or 1)
+
+
+def _length_problem(column: Column, low: int, high: int, where: str) -> str:
+    length = _length(column)
     wanted = "one length" if length is None else f"length {length}"
     name = f"dtypes={{{column.name!r}"
     remedy = (
@@ -188,6 +196,8 @@ def _length_problem(column: Column, low: int, high: int, where: str) -> str:
     )
     if column.spark_type == "vector":
         remedy = "the vectors of a column have one size"
+    if column.item_bytes:
+        remedy = f"{column.declared} takes {length} bytes; leave its dtype out for texts"
     return (
         f"column {column.name!r}: expected {column.spark_type} values of "
         f"{'at most ' if column.layout == 'padded' else ''}{wanted}, got lengths {low} to {high}{where}; {remedy}"

@@ -64,7 +64,7 @@ def null_counts(footers: Sequence[Footer], columns: Sequence[Column]) -> dict[st
     for column in columns:
         chunks = [c for f in footers for c in chunks_of(f, column)]
         told = all(c.statistics is not None and c.statistics.has_null_count for c in chunks if c.num_values)
-        if not column.shape and told:
+        if (not column.shape or column.item_bytes) and told:
             counts[column.name] = sum(c.statistics.null_count for c in chunks if c.num_values)
     return counts
 

@@ -64,7 +64,8 @@ class Schema:
                 decimal, as the number of its last digit's units. For arrays ``"float32[64]"`` also declares the
                 length, ``"float32[<=64]"`` pads shorter ones at the end (with the fill value, else 0 or the empty
                 text), ``"float32[*]"`` is a ragged tensor. For vectors of Spark ML ``"sparse float32"`` is a sparse
-                tensor of the values that are not 0.
+                tensor of the values that are not 0. Of binary columns ``"uint8[784]"`` takes the bytes of a row as so
+                many numbers of that type, the low byte of each first, as NumPy's ``tobytes`` writes them.
             pack: name to numeric features of one dtype that become one tensor ``[rows, features]`` of that name.
 
         Raises:
