@@ -3,9 +3,9 @@
     ./run bench pipeline [--table narrow|mixed|images] [--rows N] [--turns 5]
 
 Both read every row once: of 20 float32 columns (narrow); of 8 float32 columns, 4 strings and lists of 64 float32
-(mixed); or of byte strings of 12 KiB, as texts and as pixels (images); and an int64 label. The clock starts before the reader is made; the
+(mixed); or of byte strings of 12 KiB (images); and an int64 label. The clock starts before the reader is made; the
 contenders take turns, and the median of all turns counts. CPU time is of the whole process, all threads. The narrow
-table is also read as the one matrix that ``pack=`` makes of its features.
+table is also read as the one matrix that ``pack=`` makes of its features, the images also as pixels.
 """
 
 from __future__ import annotations
