@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tfdist.errors import ConfigError, LaunchError, StallError
+from tfdist.launch import pulse
 from tfdist.launch.failures import worker_error
 from tfdist.launch.pulse import At, Sign
 from tfdist.launch.vigil import Vigil, alive_event
@@ -15,6 +17,25 @@ from tfdist.launch.vigil import Vigil, alive_event
 IN_COLLECTIVE = 'Stack:\n  File "/lib/tensorflow/python/eager/execute.py", line 53 in quick_execute'
 IN_PIPELINE = 'Stack:\n  File "/lib/tensorflow/python/ops/gen_dataset_ops.py", line 3 in iterator_get_next'
 STILL = Sign(count=9, step=4, at=At.STEP, still_s=61.0, limit_s=60.0, stack=IN_COLLECTIVE)
+
+
+def test_the_main_thread_is_shown_first_and_the_others_in_short() -> None:
+    """Of a dump of all threads the main one comes whole, without our own machinery, and of each other the top."""
+    dump = (
+        'Thread 0x1 (most recent call first):\n  File "a.py", line 1 in wait\n  File "a.py", line 2 in b\n'
+        '  File "a.py", line 3 in c\n  File "a.py", line 4 in d\n\n'
+        'Current thread 0x2 (most recent call first):\n  File "m.py", line 5 in step\n'
+        f'  File "{Path(pulse.__file__).with_name("child.py")}", line 6 in run\n'
+    )
+    assert pulse.shown_stack(dump).splitlines() == [
+        "Current thread 0x2 (most recent call first):",
+        '  File "m.py", line 5 in step',
+        "",
+        "Other threads:",
+        '  File "a.py", line 1 in wait',
+        '  File "a.py", line 2 in b',
+        '  File "a.py", line 3 in c',
+    ]
 
 
 def gang(*signs: Sign, at: float = 100.0) -> Vigil:

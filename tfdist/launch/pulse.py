@@ -28,6 +28,7 @@ PATIENCE = 3
 # Waiting for a peer takes a live TensorFlow process less than 1 % of a core and no file access.
 _WORKING_CPU = 0.04
 _WORKING_BYTES_PER_S = 1 << 16
+_FRAMES_OF_OTHERS = 3
 _STACK_SIGNAL = signal.SIGRTMAX - 1
 _COUNT, _STEP, _AT, _NOTE_SIZE, _NOTE_SUM = range(5)
 _NOTE_FROM = 5 * 8
@@ -127,7 +128,20 @@ def _own_page() -> _Page | None:
 def show_stack_on_request(folder: Path) -> None:
     """In a training process: let its supervisor ask what it is doing. Python's frames are written without the GIL."""
     file = open(folder / STACK, "wb")  # noqa: SIM115  kept open for the life of the process
-    faulthandler.register(_STACK_SIGNAL, file, all_threads=False)
+    faulthandler.register(_STACK_SIGNAL, file, all_threads=True)
+
+
+def shown_stack(dump: str) -> str:
+    """What a person needs of the frames of all threads: those of the main thread, then where each other one is.
+
+    Args:
+        dump: as ``faulthandler`` writes it.
+    """
+    threads = [thread.splitlines() for thread in dump.strip().split("\n\n") if thread]
+    mine = next((t for t in threads if t[0].startswith("Current thread")), [])
+    own = "\n".join(mine).partition(_MACHINERY)[0]  # from where the program is called on it is our own machinery
+    others = [line for t in threads if t is not mine for line in [*t[1 : 1 + _FRAMES_OF_OTHERS], ""]]
+    return "\n".join([own.rstrip(), *(["", "Other threads:", *others] if others else [])]).rstrip()
 
 
 @dataclass(frozen=True)
@@ -141,7 +155,7 @@ class Sign:
         still_s: seconds without a sign of progress.
         limit_s: how many make a stall: the plan's, or ``PATIENCE`` times that for a process that works; None: never.
         stopped: it is suspended (SIGSTOP, a debugger).
-        stack: Python's frames of its main thread, the innermost first, once it has stalled.
+        stack: Python's frames of its main thread, the innermost first, and those of others, once it has stalled.
     """
 
     count: int = 0
@@ -221,8 +235,7 @@ class Pulse:
             with suppress(ProcessLookupError):
                 os.kill(self._pid, _STACK_SIGNAL)
             time.sleep(0.05)
-        # From where the program is called on it is our own machinery.
-        return file.read_bytes().lstrip(b"\0").decode(errors="replace").partition(_MACHINERY)[0]
+        return shown_stack(file.read_bytes().lstrip(b"\0").decode(errors="replace"))
 
     def _has_worked(self, now: float) -> bool:
         used, passed = self._usage(), max(now - self._looked, 0.1)
