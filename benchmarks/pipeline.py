@@ -1,23 +1,26 @@
 """Rows per second of the data pipeline against a raw scan of the same Parquet file.
 
-    ./run bench pipeline [--table narrow|mixed|images] [--rows N] [--turns 5]
+    ./run bench pipeline [--table narrow|mixed|images] [--rows N] [--turns 7] [--only WORD ...]
 
 Both read every row once: of 20 float32 columns (narrow); of 8 float32 columns, 4 strings and lists of 64 float32
 (mixed); or of byte strings of 12 KiB (images); and an int64 label. The clock starts before the reader is made; the
-contenders take turns, and the median of all turns counts. CPU time is of the whole process, all threads. The narrow
+contenders, each a process of its own, take turns, and the median of all turns counts. CPU time is of all threads of the
+process, memory the most it had over what it had before it read, the mapped part of a cache on disk included. The narrow
 table is also read as the one matrix that ``pack=`` makes of its features, the images also as pixels.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,8 @@ import tensorflow as tf
 from tfdist.data import Handle, from_parquet
 
 Columns = dict[str, pa.Array]
+Turn = tuple[float, float, float]
+"""Wall seconds, CPU seconds, and the most memory so far in MiB."""
 
 _IMAGE_BYTES = 12 * 1024
 
@@ -61,6 +66,7 @@ class Table:
         row_group: rows of a row group.
         batches: global batches to measure.
         dtypes: for ``from_parquet``.
+        others: further choices for it, by what they make of the columns.
     """
 
     columns: Callable[[np.random.Generator, int], Columns]
@@ -68,16 +74,19 @@ class Table:
     row_group: int
     batches: tuple[int, ...]
     dtypes: dict[str, str]
+    others: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 TABLES = {
-    "narrow": Table(narrow, 5_000_000, 32768, (4096, 256), {}),
+    "narrow": Table(
+        narrow, 5_000_000, 32768, (4096, 256), {}, {"one matrix": {"pack": {"x": [f"x{i}" for i in range(20)]}}}
+    ),
     "mixed": Table(mixed, 500_000, 32768, (4096,), {"list": "float32[64]"}),
-    "images": Table(images, 40_000, 1024, (256,), {}),
+    "images": Table(images, 40_000, 1024, (256,), {}, {"as pixels": {"dtypes": {"image": f"uint8[{_IMAGE_BYTES}]"}}}),
 }
 
 
-def write(folder: Path, table: Table, rows: int) -> Handle:
+def write(folder: Path, table: Table, rows: int) -> None:
     rng = np.random.default_rng(0)
     writer = None
     for start in range(0, rows, table.row_group):
@@ -92,16 +101,12 @@ def write(folder: Path, table: Table, rows: int) -> Handle:
         writer.write_table(part, row_group_size=table.row_group)
     if writer is not None:
         writer.close()
-    return from_parquet(folder, label="label", dtypes=table.dtypes)
 
 
 def raw_scan(handle: Handle) -> int:
     """The limit: every row group decoded, by Arrow's threads."""
     file = pq.ParquetFile(handle.root / handle.manifest.fragments[0].path)
     return sum(file.read_row_group(i, use_threads=True).num_rows for i in range(file.metadata.num_row_groups))
-
-
-Contender = Callable[[], int]
 
 
 @tf.function
@@ -114,17 +119,63 @@ def batches(dataset: Any) -> int:
     return int(_rows(dataset))
 
 
-def contenders_of(handle: Handle, batch: int) -> dict[str, Contender]:
-    """From the files the reader is made anew each time; from the cache it stays, as over the epochs of a training."""
-    filled: dict[str, Any] = {
-        "from the cache, in order": handle.to_tf(global_batch=batch, shuffle=False, cache=True),
-        "from the cache, shuffled": handle.to_tf(global_batch=batch),
-    }
-    return {
-        "in order": lambda: batches(handle.to_tf(global_batch=batch, shuffle=False)),
-        "pool": lambda: batches(handle.to_tf(global_batch=batch, shuffle="pool")),
-        **{name: partial(batches, dataset) for name, dataset in filled.items()},
-    }
+@dataclass(frozen=True)
+class Contender:
+    """One way to read a table.
+
+    Attributes:
+        way: ``raw scan``, or how tfdist reads.
+        batch: rows of a batch.
+        choice: for ``from_parquet``.
+        title: what the choice makes of the columns.
+    """
+
+    way: str
+    batch: int = 0
+    choice: Mapping[str, Any] = field(default_factory=dict)
+    title: str = ""
+
+    @property
+    def name(self) -> str:
+        return ", ".join(part for part in (self.title, self.way, f"batch {self.batch}" if self.batch else "") if part)
+
+    def reader(self, folder: Path) -> Callable[[], int]:
+        """Reads all rows: files with a new reader each time, a cache again, as over the epochs of a training."""
+        handle = from_parquet(folder, label="label", **self.choice)
+        options = {
+            "in order": {"shuffle": False},
+            "pool": {"shuffle": "pool"},
+            "from the cache, in order": {"shuffle": False, "cache": True},
+            "from the cache, shuffled": {},
+        }
+        if self.way == "raw scan":
+            return partial(raw_scan, handle)
+        if "cache" in self.way:
+            return partial(batches, handle.to_tf(global_batch=self.batch, **options[self.way]))
+        return lambda: batches(handle.to_tf(global_batch=self.batch, **options[self.way]))
+
+
+WAYS = ("in order", "pool", "from the cache, in order", "from the cache, shuffled")
+
+
+def contenders_of(table: Table) -> list[Contender]:
+    contenders = [Contender("raw scan", choice={"dtypes": table.dtypes})]
+    contenders += [Contender(way, batch, {"dtypes": table.dtypes}) for batch in table.batches for way in WAYS]
+    contenders += [
+        Contender(way, table.batches[0], choice, title) for title, choice in table.others.items() for way in WAYS
+    ]
+    return contenders
+
+
+def serve(turns: Connection, contender: Contender, folder: Path, rows: int) -> None:
+    """The process of a contender: a turn for each request. The first warms the page cache and TensorFlow."""
+    read = contender.reader(folder)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    measure(read, rows)
+    turns.send(None)
+    while turns.recv():
+        took = measure(read, rows)
+        turns.send((*took, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024))
 
 
 def spread(handle: Handle, batch: int) -> float:
@@ -141,46 +192,54 @@ def measure(contender: Callable[[], int], rows: int) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
+def take_turns(contenders: Sequence[Contender], folder: Path, rows: int, turns: int) -> list[list[Turn]]:
+    """The turns of each contender, which are processes of their own and wait while another reads."""
+    spawn = multiprocessing.get_context("spawn")
+    children = []
+    for contender in contenders:
+        ours, theirs = spawn.Pipe()
+        process = spawn.Process(target=serve, args=(theirs, contender, folder, rows), daemon=True)
+        process.start()
+        ours.recv()
+        children.append((process, ours))
+    taken: list[list[Turn]] = [[] for _ in contenders]
+    for _ in range(turns):
+        for (_, child), own in zip(children, taken, strict=True):
+            child.send(True)
+            own.append(child.recv())
+    for process, child in children:
+        child.send(False)
+        process.join()
+    return taken
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--table", choices=[*TABLES], default="narrow")
     parser.add_argument("--rows", type=int)
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--only", nargs="*", metavar="WORD", help="contenders whose names have one of these words")
     arguments = parser.parse_args()
     table = TABLES[arguments.table]
     rows = arguments.rows or table.rows
+    contenders = contenders_of(table)
+    contenders = contenders[:1] + [
+        c for c in contenders[1:] if not arguments.only or any(word in c.name for word in arguments.only)
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        handle = write(Path(folder), table, rows)
-        contenders: dict[str, Contender] = {"raw scan": lambda: raw_scan(handle)}
-        for batch in table.batches:
-            contenders |= {f"{name}, batch {batch}": call for name, call in contenders_of(handle, batch).items()}
-        if arguments.table == "images":
-            pixels = from_parquet(folder, label="label", dtypes={"image": f"uint8[{_IMAGE_BYTES}]"})
-            contenders |= {f"as pixels, {name}, batch 256": call for name, call in contenders_of(pixels, 256).items()}
-        if arguments.table == "narrow":
-            matrix = from_parquet(folder, label="label", pack={"x": [f"x{i}" for i in range(20)]})
-            contenders |= {
-                f"one matrix, {name}, batch 4096": call for name, call in contenders_of(matrix, 4096).items()
-            }
-        times: dict[str, list[tuple[float, float]]] = {name: [] for name in contenders}
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        for turn in range(arguments.turns + 1):
-            for name, contender in contenders.items():
-                took = measure(contender, rows)
-                if turn:  # the first warms the page cache and TensorFlow
-                    times[name].append(took)
-        peak_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        write(Path(folder), table, rows)
+        taken = take_turns(contenders, Path(folder), rows, arguments.turns)
     print(f"{rows:,} rows, row groups of {table.row_group:,}, median of {arguments.turns} turns")
-    print(f"{'':48} {'M rows/s':>9} {'range':>17} {'CPU ns/row':>11} {'of raw scan':>12}")
-    raw = statistics.median(wall for wall, _ in times["raw scan"])
-    for name, took in times.items():
-        walls = sorted(wall for wall, _ in took)
-        wall, cpu = statistics.median(walls), statistics.median(c for _, c in took)
+    print(f"{'':48} {'M rows/s':>9} {'range':>17} {'CPU ns/row':>11} {'MiB':>6} {'of raw scan':>12}")
+    raw = statistics.median(wall for wall, *_ in taken[0])
+    for contender, turns in zip(contenders, taken, strict=True):
+        walls = sorted(wall for wall, *_ in turns)
+        wall, cpu = statistics.median(walls), statistics.median(cpu for _, cpu, _ in turns)
         speeds = [rows / w / 1e6 for w in (wall, walls[-1], walls[0])]
         span = f"{speeds[1]:.3f} - {speeds[2]:.3f}"
-        print(f"{name:48} {speeds[0]:9.3f} {span:>17} {cpu / rows * 1e9:11.1f} {raw / wall:12.2f}")
-    print(f"peak memory over the start, all contenders: {peak_mib:.0f} MiB")
-    if arguments.table != "narrow":
+        mib = max(mib for *_, mib in turns)
+        print(f"{contender.name:48} {speeds[0]:9.3f} {span:>17} {cpu / rows * 1e9:11.1f} {mib:6.0f} {raw / wall:12.2f}")
+    if arguments.table != "narrow" or arguments.only:
         return
     with tempfile.TemporaryDirectory() as folder:
         sorted_rows = pa.table({"x": np.zeros(rows, np.float32), "row": np.arange(rows)})
