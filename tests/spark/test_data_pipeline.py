@@ -61,6 +61,13 @@ def handle(tmp_path_factory: pytest.TempPathFactory) -> Handle:
 ORDERS: list[Any] = [False, True, "pool"]
 
 
+@pytest.fixture(params=[2**20, 1], ids=["cut", "single"])
+def batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches are cut out of larger blocks, or are blocks by themselves, as those of images are."""
+    monkeypatch.setattr("tfdist.data.reader.SINGLE_BYTES", request.param)
+
+
+@pytest.mark.usefixtures("batches")
 @pytest.mark.parametrize("shuffle", ORDERS)
 def test_a_row_keeps_its_columns_together(handle: Handle, shuffle: Any) -> None:
     """Numbers, text, null masks, arrays and the label of a row stay in one row, in batches kept until the end."""
@@ -123,6 +130,7 @@ def test_fewer_rows_than_workers_are_refused_before_reading(tmp_path: Path) -> N
         handle.to_tf(global_batch=8)
 
 
+@pytest.mark.usefixtures("batches")
 def test_each_full_iteration_is_the_next_epoch(handle: Handle) -> None:
     """Iterations follow the epochs' orders; a stopped one does not count, one drawn by steps alone does."""
     epochs = [rows_of(handle.to_tf(global_batch=200, epoch=e)) for e in range(4)]
@@ -138,6 +146,7 @@ def test_each_full_iteration_is_the_next_epoch(handle: Handle) -> None:
     assert rows_of(handle.to_tf(global_batch=200, epoch=2)) == epochs[2]
 
 
+@pytest.mark.usefixtures("batches")
 def test_repeat_is_one_stream_of_epochs(handle: Handle) -> None:
     """The endless stream has the batches of epoch after epoch, and says that it is endless."""
     stream = handle.to_tf(global_batch=200, repeat=True, epoch=1)
@@ -146,6 +155,7 @@ def test_repeat_is_one_stream_of_epochs(handle: Handle) -> None:
     assert rows_of(stream.take(9)) == wanted
 
 
+@pytest.mark.usefixtures("batches")
 @pytest.mark.parametrize("shuffle", ORDERS)
 def test_an_epoch_can_be_begun_at_any_step(handle: Handle, shuffle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """From each step on the batches are those of a whole run, then come the next epochs; earlier rows are not read."""
@@ -165,6 +175,7 @@ def test_an_epoch_can_be_begun_at_any_step(handle: Handle, shuffle: Any, monkeyp
         handle.to_tf(start_step=17, **settings)
 
 
+@pytest.mark.usefixtures("batches")
 @pytest.mark.parametrize(("world", "shuffle"), [(1, True), (3, True), (2, "pool"), (2, False)])
 def test_ragged_rows_stay_whole_in_every_order(tmp_path: Path, world: int, shuffle: Any) -> None:
     """Lists of any length follow their row through shuffling, shares and the smaller last batch."""

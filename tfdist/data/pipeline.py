@@ -182,14 +182,16 @@ class _Iterations:
         self._ended: set[int] = set()
         self._open: OrderedDict[int, Blocks] = OrderedDict()
         first_epoch = reading.epoch(first)
+        # A block of one batch is handed over as it is, without the copy that cuts batches out of a larger one.
+        self.single = first_epoch.steps_per_block == 1 and (endless or not start_step)
         self._cache = reading.cache(first_epoch) if reading.cached else None
         self._lock = threading.Lock()
         # Of an epoch: the last step has a block of its own.
-        self.most_blocks = first_epoch.blocks + 1
+        self.most_blocks = first_epoch.blocks + (0 if self.single else 1)
         self._none = [
             np.empty([n or 0 for n in spec.shape], spec.dtype.as_numpy_dtype)
             for tensor in self._tensors
-            for spec in flat_specs(tensor)
+            for spec in flat_specs(tensor, self.single)
         ]
 
     def block(self, number: Any, index: Any) -> list[np.ndarray]:
@@ -217,9 +219,12 @@ class _Iterations:
             return self._none
         blocks = self._blocks(number)
         if self.endless or index + 1 < len(blocks):
-            return flat(blocks[index], self._tensors)
+            return flat(blocks[index], self._tensors, self.single)
         if index + 1 == len(blocks):
             block = blocks[index]
+            if self.single:
+                self._end(number)
+                return flat(block, self._tensors, single=True)
             return flat(block.cut(0, block.steps - 1), self._tensors)
         block = blocks[index - 1]
         self._end(number)
@@ -254,7 +259,7 @@ def _batches(iterations: _Iterations) -> Any:
     threads, files and memory, and the dataset owns them.
     """
     schema = iterations.schema
-    signature = [spec for tensor in schema.tensors for spec in flat_specs(tensor)]
+    signature = [spec for tensor in schema.tensors for spec in flat_specs(tensor, iterations.single)]
     made = weakref.WeakMethod(iterations.block)
 
     def arrays_of(number: Any, index: Any) -> list[np.ndarray]:
@@ -274,4 +279,5 @@ def _batches(iterations: _Iterations) -> Any:
         return number, structured(schema, arrays)
 
     indices = tf.data.Dataset.range(tf.int64.max if iterations.endless else iterations.most_blocks)
-    return indices.scan(np.int64(-1), block).unbatch()
+    blocks = indices.scan(np.int64(-1), block)
+    return blocks if iterations.single else blocks.unbatch()

@@ -16,8 +16,11 @@ from tfdist.data.sources import Block, Cached, Source, Streamed
 POOL_BYTES = 16 * 2**20
 """Memory of the rows that are mixed with each other, over all lanes and workers."""
 
-BLOCK_BYTES = 4 * 2**20
+BLOCK_BYTES = 8 * 2**20
 """Memory of a block: large enough that the cost of a block does not count, small enough for the processor's cache."""
+
+SINGLE_BYTES = 2**20
+"""Memory from which on a batch is a block by itself: to copy it would cost more than another call of Python."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,12 @@ class Reading:
             epoch=number,
             mixing=self.mixing,
             run_rows=run_rows(manifest.row_bytes, steps),
-            steps_per_block=max(1, BLOCK_BYTES // manifest.row_bytes * world // self.global_batch),
+            steps_per_block=self._steps_per_block(world),
         )
+
+    def _steps_per_block(self, world: int) -> int:
+        batch_bytes = max(1, self.manifest.row_bytes * self.global_batch // world)
+        return 1 if batch_bytes >= SINGLE_BYTES else max(1, BLOCK_BYTES // batch_bytes)
 
     def cache(self, epoch: Epoch) -> RowCache:
         """An empty cache for what this worker reads in all epochs.

@@ -15,9 +15,9 @@ from tfdist.data.texts import as_text, compact, is_text, plain
 from tfdist.data.values import Ragged, Values
 
 
-def flat(block: Block, tensors: Sequence[Tensor]) -> list[np.ndarray]:
+def flat(block: Block, tensors: Sequence[Tensor], single: bool = False) -> list[np.ndarray]:
     """The arrays of a block, whose tensors are given, as :func:`flat_specs` lists them."""
-    shape = block.steps, block.rows
+    shape = (block.rows,) if single else (block.steps, block.rows)
     return [
         array
         for tensor, values in zip(tensors, block.tensors, strict=True)
@@ -83,25 +83,31 @@ def _arrays(values: Values, shape: tuple[int, ...], raw: bool = False) -> list[n
     return [values.reshape(*shape, *values.shape[1:])]
 
 
-def flat_specs(tensor: Tensor) -> list[Any]:
+def flat_specs(tensor: Tensor, single: bool = False) -> list[Any]:
     """What a tensor's block consists of: lengths of lists, outer ones first, then values, of text codes and values
     unless it is raw.
 
     Of a sparse tensor it is the number of entries in each row, their places and values.
+
+    Args:
+        tensor: of a batch.
+        single: whether a block is a single batch, ``[rows, ...]`` instead of ``[steps, rows, ...]``.
     """
+    outer = (None,) if single else (None, None)
     if tensor.sparse:
         places = tf.TensorSpec((None,), tf.int32), tf.TensorSpec((None,), tensor.dtype)
-        return [tf.TensorSpec((None, None), tf.int64), *places]
+        return [tf.TensorSpec(outer, tf.int64), *places]
     depth = len(tensor.shape) if None in tensor.shape else 0
-    specs = [tf.TensorSpec((None,) * (1 if level else 2), tf.int64) for level in range(depth)]
-    shape = (None,) if depth else (None, None, *tensor.shape)
+    specs = [tf.TensorSpec((None,) if level else outer, tf.int64) for level in range(depth)]
+    shape = (None,) if depth else (*outer, *tensor.shape)
     if tensor.dtype == "string" and not _is_raw(tensor):
         return [*specs, tf.TensorSpec(shape, "int32"), tf.TensorSpec((None,), "string")]
     return [*specs, tf.TensorSpec(shape, tensor.dtype)]
 
 
 def structured(schema: Schema, arrays: list[Any]) -> Any:
-    """The batches of a block, ``[steps, rows, *shape]``, out of its arrays as :func:`flat_specs` lists them."""
+    """The batches of a block, ``[steps, rows, *shape]``, or its single batch ``[rows, *shape]``, out of its arrays as
+    :func:`flat_specs` lists them."""
     parts = iter(arrays)
     tensors = {tensor.name: _tensor(tensor, parts) for tensor in schema.tensors}
     batch = schema.as_batch(tensors)
@@ -109,7 +115,7 @@ def structured(schema: Schema, arrays: list[Any]) -> Any:
 
 
 def _tensor(tensor: Tensor, parts: Iterator[Any]) -> Any:
-    """``[steps, rows, *shape]`` out of the next arrays of a block."""
+    """``[steps, rows, *shape]`` or ``[rows, *shape]`` out of the next arrays of a block."""
     if tensor.sparse:
         counts, places, numbers = (next(parts) for _ in range(3))
         return Entries(_lists(places, counts), _lists(numbers, counts))
@@ -125,7 +131,9 @@ def _tensor(tensor: Tensor, parts: Iterator[Any]) -> Any:
 
 
 def _lists(values: Any, lengths: Any) -> Any:
-    """``[steps, rows, *]`` out of values and ``[steps, rows]`` lengths."""
+    """``[steps, rows, *]`` out of values and ``[steps, rows]`` lengths, or ``[rows, *]`` out of ``[rows]`` lengths."""
+    if lengths.shape.rank == 1:
+        return tf.RaggedTensor.from_row_lengths(values, lengths, validate=False)
     steps, rows = tf.unstack(tf.shape(lengths, tf.int64))
     values = tf.RaggedTensor.from_row_lengths(values, tf.reshape(lengths, [-1]), validate=False)
     return tf.RaggedTensor.from_uniform_row_length(values, rows, steps, validate=False)
