@@ -129,7 +129,7 @@ class SparkLauncher:
         shared = plan.use_gpu and preflight.shares_gpus(dict(conf.getAll()), plan.gpu_resource_name)
         plan = replace(plan, application=self.spark.sparkContext.applicationId, gpus_shared=shared)
         host, _ = split_address(conf.get("spark.driver.host", "localhost") or "localhost")
-        bind = conf.get("spark.driver.bindAddress", host) or host
+        bind, _ = split_address(conf.get("spark.driver.bindAddress", host) or host)  # Spark writes IPv6 in brackets
         return with_other_ports(lambda: self._launch(program, plan, on_event, rows, (host, bind)))
 
     def _launch(
