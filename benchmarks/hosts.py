@@ -5,8 +5,8 @@
 A Spark Master and the driver run on ``head`` (.1), a Worker on ``one`` (.2) and one on ``two`` (.3). Two workers train
 to the weights of one process. Then the cable of ``two`` is pulled in the middle of a training: the table tells when the
 driver's call had ended, what its error says, and when the last training process had ended, also on the host that nobody
-reaches. With ``max_restarts=1`` the cable is put back ten seconds later, and the training has to end with the weights of
-an undisturbed one. With ``--family 6`` the hosts have IPv6 addresses only.
+reaches. With ``max_restarts=1`` the cable is put back ten seconds later, and the training has to end as an undisturbed
+one. With ``--family 6`` the hosts have IPv6 addresses only.
 
 All of it lives in namespaces of its own, the processes too: they end with this program, however that ends, and nothing
 of this machine's network is touched.

@@ -26,7 +26,7 @@ from tfdist.testing import tiny_parquet
 _STALL_S = 5.0
 _EPOCHS = 24
 _BACK_AFTER_S = 10.0
-_CUT_AT_EPOCH = 3
+_CUT_AT_EPOCH = 7
 _ENDED_WITHIN_S = 120.0
 
 
@@ -74,7 +74,7 @@ class Slow(keras.callbacks.Callback):
     keeps_no_state = True
 
     def on_train_batch_end(self, batch: int, logs: object = None) -> None:
-        time.sleep(0.02)
+        time.sleep(0.04)
 
 
 @dataclass
