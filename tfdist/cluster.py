@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -149,10 +150,16 @@ def join_address(host: str, port: int) -> str:
 
 
 def split_address(address: str) -> tuple[str, int | None]:
-    """Host and port of ``host:port``, ``[v6]:port``, a bare host or a bare IPv6 address."""
+    """Host and port of ``host:port``, ``[v6]:port``, a bare host or a bare IPv6 address.
+
+    Also of all eight groups of an IPv6 address and a port, as Spark names its barrier tasks.
+    """
     if address.startswith("["):
         host, _, rest = address[1:].partition("]")
         return host, int(rest[1:]) if rest.startswith(":") else None
+    if address.count(":") == 8 and "::" not in address:
+        host, _, port = address.rpartition(":")
+        return str(ipaddress.ip_address(host)), int(port)
     if address.count(":") > 1:
         return address, None
     host, colon, port = address.partition(":")

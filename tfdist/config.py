@@ -27,6 +27,8 @@ class ComputeConfig:
         slots: number of workers (CPU) or of GPUs (with ``use_gpu``).
         use_gpu: give each worker its share of the GPUs that Spark scheduled to its task.
         gpu_resource_name: name of the Spark resource that holds the GPUs.
+        gpu_memory_growth: True lets TensorFlow take GPU memory as it needs it, False nearly all at once. None is
+            TensorFlow's own choice (all at once), except where several workers share a GPU. Without GPUs it is nothing.
         strategy: ``auto`` is ``single`` for one slot and ``multi_worker_mirrored`` for more.
         threads_per_worker: TensorFlow's intra-op threads in each worker; None leaves TensorFlow's own choice.
         env: variables set in the training processes before TensorFlow is imported; never shown, they may be secrets.
@@ -44,6 +46,7 @@ class ComputeConfig:
     slots: int = 1
     use_gpu: bool = False
     gpu_resource_name: str = "gpu"
+    gpu_memory_growth: bool | None = None
     strategy: StrategyName = "auto"
     threads_per_worker: int | None = None
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -76,6 +79,8 @@ class ComputeConfig:
             problems.append(f"compute.stall_timeout_s: expected seconds above 0 or None, got {self.stall_timeout_s!r}")
         if isinstance(self.max_restarts, bool) or not isinstance(self.max_restarts, int) or self.max_restarts < 0:
             problems.append(f"compute.max_restarts: expected a whole number of at least 0, got {self.max_restarts!r}")
+        if self.gpu_memory_growth not in (None, True, False):
+            problems.append(f"compute.gpu_memory_growth: expected True, False or None, got {self.gpu_memory_growth!r}")
         bad = [k for k, v in self.env.items() if not isinstance(k, str) or not isinstance(v, str)]
         if bad:
             problems.append(f"compute.env: expected text values, got other types for {', '.join(map(repr, bad))}")

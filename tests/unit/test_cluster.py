@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 
 import pytest
@@ -30,6 +31,13 @@ ports = st.integers(1, 65535)
 def test_addresses_split_as_they_were_joined(host: str, port: int) -> None:
     """Any host, IPv6 too, comes back from host:port."""
     assert split_address(join_address(host, port)) == (host, port)
+
+
+@given(st.ip_addresses(v=6), ports)
+def test_sparks_way_to_write_an_ipv6_address_is_understood(host: ipaddress.IPv6Address, port: int) -> None:
+    """Spark gives a barrier task's address as eight groups without brackets, then the port."""
+    groups = ":".join(f"{int(group, 16):x}" for group in host.exploded.split(":"))
+    assert split_address(f"{groups}:{port}") == (str(host), port)
 
 
 @given(hosts)

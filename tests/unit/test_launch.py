@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfdist.cluster import WorkerContext, enter_training
-from tfdist.errors import ConfigError, LaunchError, WorkerError
+from tfdist.errors import ConfigError, LaunchError, PreflightError, WorkerError
 from tfdist.launch import preflight
 from tfdist.launch.channel import ChannelAddress, connect, listen
-from tfdist.launch.devices import visible_devices
+from tfdist.launch.devices import first_devices, memory_growth, visible_devices
 from tfdist.launch.failures import TrainingEndedError, cause, find_report, worker_error
 from tfdist.launch.feed import Feed
+from tfdist.launch.local import _devices as local_devices
 from tfdist.launch.ports import reserve_port
 from tfdist.launch.preflight import SparkFacts
 from tfdist.launch.program import dump_program
@@ -37,13 +39,79 @@ def test_gpu_indexes_count_into_the_existing_list() -> None:
     """Spark's addresses 0 and 1 under CUDA_VISIBLE_DEVICES=2,3 are devices 2 and 3; a UUID stands for itself."""
     assert visible_devices(["0", "1"], "2,3") == ("2", "3")
     assert visible_devices(["0", "1"], None) == ("0", "1")
-    assert visible_devices(["MIG-7a", "GPU-b1"], "0,1") == ("MIG-7a", "GPU-b1")
+    assert visible_devices(["MIG-7a", "GPU-b1"], "0,1") == ("GPU-b1", "MIG-7a")
 
 
-def test_a_gpu_index_beyond_the_list_is_refused() -> None:
-    """An address that CUDA_VISIBLE_DEVICES does not hold is an error that names both."""
-    with pytest.raises(LaunchError, match=r"GPU address 2: .*CUDA_VISIBLE_DEVICES=4,5"):
-        visible_devices(["2"], "4,5")
+def test_gpus_come_in_one_order() -> None:
+    """However Spark orders the addresses of a task, indexes come by number and UUIDs as texts."""
+    assert visible_devices(["10", "9", "0"], None) == ("0", "9", "10")
+    assert visible_devices(["1", "0"], "GPU-z, GPU-a") == ("GPU-z", "GPU-a")
+    assert visible_devices(["GPU-b", "GPU-a"], None) == ("GPU-a", "GPU-b")
+
+
+@pytest.mark.parametrize("existing", ["4,5", "4,5,-1,6", "", "-1"])
+def test_a_gpu_index_beyond_the_list_is_refused(existing: str) -> None:
+    """An address that CUDA_VISIBLE_DEVICES does not hold, or hides as CUDA does, is an error that names both."""
+    with pytest.raises(LaunchError, match=rf"GPU address 2: .*CUDA_VISIBLE_DEVICES={existing}$"):
+        visible_devices(["2"], existing)
+
+
+def test_what_cuda_would_ignore_in_silence_is_refused() -> None:
+    """Indexes beside UUIDs, a second MIG slice in one process, and fewer GPUs than a worker's share are errors."""
+    with pytest.raises(LaunchError, match="either indexes or UUIDs"):
+        visible_devices(["0", "GPU-a"], None)
+    with pytest.raises(LaunchError, match="one MIG slice for each worker, got MIG-a, MIG-b"):
+        first_devices(["MIG-a", "MIG-b"], 2)
+    with pytest.raises(LaunchError, match="expected 2 GPUs, got 1: 0"):
+        first_devices(["0"], 2)
+    assert first_devices(["MIG-a", "MIG-b"], 1) == ("MIG-a",)
+    assert first_devices(["0", "1", "2"], 2) == ("0", "1")
+
+
+def test_memory_grows_where_gpus_are_shared_and_where_the_user_says_so() -> None:
+    """The option goes first; without it a variable of the user's stays, and a shared GPU makes memory grow."""
+    own = {"TF_FORCE_GPU_ALLOW_GROWTH": "false"}
+    assert memory_growth(None, False, {}) == memory_growth(None, True, own) == {}
+    assert memory_growth(None, True, {}) == memory_growth(True, False, own) == {"TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    assert memory_growth(False, True, {}) == own
+
+
+@pytest.mark.parametrize(("amount", "shared"), [("0.5", True), ("1", False), ("2", False), (None, False), ("x", False)])
+def test_a_fraction_of_a_gpu_is_a_shared_one(amount: str | None, shared: bool) -> None:
+    """Tasks share a GPU where each takes less than one."""
+    conf = {} if amount is None else {"spark.task.resource.gpu.amount": amount}
+    assert preflight.shares_gpus(conf, "gpu") is shared
+
+
+def test_gpus_that_do_not_divide_evenly_are_refused_with_numbers_that_do() -> None:
+    """TensorFlow's strategy takes the same number on each worker; 'mirrored' takes one worker."""
+    assert preflight.uneven_devices(4, 2, "multi_worker_mirrored") == []
+    assert preflight.uneven_devices(2, 1, "mirrored") == []
+    (uneven,) = preflight.uneven_devices(5, 3, "multi_worker_mirrored")
+    assert "use 3 or 6 slots" in uneven
+    (apart,) = preflight.uneven_devices(4, 2, "mirrored")
+    assert "those of 2 Spark tasks" in apart
+
+
+def test_local_workers_have_gpus_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of this host share what CUDA_VISIBLE_DEVICES lists, else what nvidia-smi does; too few are refused."""
+    plan = LaunchPlan("run", 2, 3, "multi_worker_mirrored", use_gpu=True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,6,7")
+    assert local_devices(plan) == [("3", "5"), ("6",)]
+    assert local_devices(replace(plan, gpus=("0", "1", "2"))) == [("0", "1"), ("2",)]
+    assert local_devices(replace(plan, use_gpu=False)) == [(), ()]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    with pytest.raises(PreflightError, match=r"expected 3 GPUs on this host, found 2 \(CUDA_VISIBLE_DEVICES=3,5\)"):
+        local_devices(plan)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\nfor i in 0 1 2; do echo "GPU $i: NVIDIA A (UUID: GPU-a$i)"; done\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    assert local_devices(plan) == [("0", "1"), ("2",)]
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    with pytest.raises(PreflightError, match="found 0; use fewer slots"):
+        local_devices(plan)
 
 
 @pytest.mark.parametrize(

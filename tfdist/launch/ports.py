@@ -18,9 +18,13 @@ def reserve_port() -> Iterator[int]:
     """Hold a free TCP port for the length of the block, in a way that TensorFlow's server can still bind it.
 
     The socket is bound with SO_REUSEADDR and never listens. Linux lets a second socket with SO_REUSEADDR (gRPC sets
-    it) bind and listen beside it, while the kernel gives the port to nobody who asks for any free one.
+    it) bind and listen beside it, while the kernel gives the port to nobody who asks for any free one. It is bound for
+    IPv4 and IPv6, as TensorFlow's server will be.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as holder:
+    both = socket.has_dualstack_ipv6()
+    with socket.socket(socket.AF_INET6 if both else socket.AF_INET, socket.SOCK_STREAM) as holder:
+        if both:
+            holder.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("", 0))
         yield holder.getsockname()[1]

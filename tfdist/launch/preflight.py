@@ -62,6 +62,37 @@ def tasks_for(slots: int, conf: Mapping[str, str], *, use_gpu: bool, gpu_resourc
     return math.ceil(slots / whole), []
 
 
+def shares_gpus(conf: Mapping[str, str], gpu_resource_name: str) -> bool:
+    """Whether Spark gives one GPU to several tasks: a task takes a fraction of it."""
+    try:
+        return 0 < float(conf.get(f"spark.task.resource.{gpu_resource_name}.amount", "1")) < 1
+    except ValueError:
+        return False
+
+
+def uneven_devices(slots: int, tasks: int, strategy: str) -> list[str]:
+    """What is wrong with GPUs that do not divide evenly.
+
+    TensorFlow: the workers of a MultiWorkerMirroredStrategy "need to use the same number of devices, otherwise the
+    behavior is undefined".
+    """
+    if strategy == "mirrored" and tasks > 1:
+        found = (
+            f"compute.strategy: 'mirrored' takes the GPUs of one worker, and {slots} GPUs are those of {tasks} Spark "
+            "tasks; use 'multi_worker_mirrored', or give a task more of them (spark.task.resource.*.amount)"
+        )
+        return [found]
+    if slots % tasks == 0:
+        return []
+    fewer = slots - slots % tasks
+    found = (
+        f"compute.slots: expected as many GPUs for each worker, got {slots} over {tasks} Spark tasks; TensorFlow's "
+        f"strategy needs the same number everywhere: use {fewer} or {fewer + tasks} slots, or another "
+        "spark.task.resource.*.amount"
+    )
+    return [found]
+
+
 def _no_gpus(key: str, name: str) -> str:
     executor = f"spark.executor.resource.{name}"
     return (

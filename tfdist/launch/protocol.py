@@ -17,7 +17,10 @@ Event = dict[str, Any]
 """A small JSON object that a worker sends while it runs; it has at least ``kind`` and ``rank``."""
 
 # Variables that TensorFlow and CUDA read after import: a warm parent can serve children that differ in them.
-LATE_VARIABLES = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TFDIST_CONTEXT", "TFDIST_EVENT_FD", "no_grpc_proxy", ROWS_FD)
+LATE_VARIABLES = (
+    *("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_FORCE_GPU_ALLOW_GROWTH"),
+    *("TFDIST_CONTEXT", "TFDIST_EVENT_FD", "no_grpc_proxy", ROWS_FD),
+)
 
 
 class OnEvent(Protocol):
@@ -37,6 +40,9 @@ class LaunchPlan:
         strategy: name of the strategy in force, told to the workers.
         use_gpu: share the scheduled GPUs among the workers; without it they see none.
         gpu_resource_name: name of the Spark resource that holds the GPUs.
+        gpu_memory_growth: as in ``ComputeConfig``.
+        gpus_shared: several workers train on one GPU; set by the Spark launcher.
+        gpus: of this host for local workers, as CUDA_VISIBLE_DEVICES names them; None: all that there are.
         env: variables set before TensorFlow is imported; never shown, they may be secrets.
         show_output: whose output lines are sent to the driver; a number is a rank.
         results: ``chief`` brings the return value of rank 0, ``all`` of every rank.
@@ -52,6 +58,9 @@ class LaunchPlan:
     strategy: str
     use_gpu: bool = False
     gpu_resource_name: str = "gpu"
+    gpu_memory_growth: bool | None = None
+    gpus_shared: bool = False
+    gpus: tuple[str, ...] | None = None
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     show_output: Literal["chief", "all", "none"] | int = "chief"
     results: Literal["chief", "all"] = "chief"
@@ -76,6 +85,7 @@ class LaunchPlan:
             strategy=strategy,
             use_gpu=compute.use_gpu,
             gpu_resource_name=compute.gpu_resource_name,
+            gpu_memory_growth=compute.gpu_memory_growth,
             env=dict(compute.env),
             show_output=compute.show_output,
             results=results,

@@ -125,10 +125,11 @@ class SparkLauncher:
         """
         check_cluster(self.spark, plan.slots, use_gpu=plan.use_gpu, gpu=plan.gpu_resource_name, tasks=plan.tasks)
         wait_for_slots(self.spark, plan.tasks, self.startup_timeout_s, on_event)
-        plan = replace(plan, application=self.spark.sparkContext.applicationId)
         conf = self.spark.sparkContext.getConf()
+        shared = plan.use_gpu and preflight.shares_gpus(dict(conf.getAll()), plan.gpu_resource_name)
+        plan = replace(plan, application=self.spark.sparkContext.applicationId, gpus_shared=shared)
         host, _ = split_address(conf.get("spark.driver.host", "localhost") or "localhost")
-        bind = conf.get("spark.driver.bindAddress", host) or host
+        bind, _ = split_address(conf.get("spark.driver.bindAddress", host) or host)  # Spark writes IPv6 in brackets
         return with_other_ports(lambda: self._launch(program, plan, on_event, rows, (host, bind)))
 
     def _launch(

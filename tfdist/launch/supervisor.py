@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,7 +16,7 @@ from pyspark import BarrierTaskContext
 from tfdist.cluster import Roster, WorkerContext, WorkerHello, share_devices, split_address, tf_config
 from tfdist.errors import LaunchError
 from tfdist.launch.channel import ChannelAddress, connect
-from tfdist.launch.devices import visible_devices
+from tfdist.launch.devices import first_devices, memory_growth, visible_devices
 from tfdist.launch.failures import SECONDARY_GRACE_S, TrainingEndedError
 from tfdist.launch.feed import Feed
 from tfdist.launch.protocol import Failure, LaunchPlan
@@ -85,6 +86,8 @@ def supervise(
         send({"kind": "joined", "rank": rank, "host": host, "pid": os.getpid(), "devices": list(hello.devices)})
         context = WorkerContext(rank, plan.tasks, roster.addresses, scratch, plan.run_id, plan.strategy)
         env = {"CUDA_VISIBLE_DEVICES": ",".join(hello.devices)}
+        if plan.use_gpu:
+            env |= memory_growth(plan.gpu_memory_growth, plan.gpus_shared, {**os.environ, **plan.env})
         if plan.tasks > 1:
             env["TF_CONFIG"] = tf_config(roster, rank)
             env |= past_proxies({**os.environ, **plan.env}, [w.host for w in roster.workers])
@@ -134,8 +137,8 @@ def _devices(task: BarrierTaskContext, plan: LaunchPlan, rank: int) -> tuple[str
             f"rank {rank}: expected Spark to assign the resource {plan.gpu_resource_name!r}, got none; "
             f"set spark.task.resource.{plan.gpu_resource_name}.amount"
         )
-    mine = visible_devices(resource.addresses, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    wanted = share_devices(plan.slots, plan.tasks)[rank]
-    if len(mine) < wanted:
-        raise LaunchError(f"rank {rank}: expected {wanted} GPUs, Spark assigned {len(mine)}: {', '.join(mine)}")
-    return mine[:wanted]
+    try:
+        mine = visible_devices(resource.addresses, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return first_devices(mine, share_devices(plan.slots, plan.tasks)[rank])
+    except LaunchError as error:
+        raise LaunchError(f"rank {rank} on {socket.gethostname()}: {error}") from error

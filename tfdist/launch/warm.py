@@ -58,9 +58,20 @@ class WarmOwner:
 
 
 def identity(env: Mapping[str, str], application: str) -> str:
-    """What children of one warm parent share: interpreter, application, module path, what is read while importing."""
-    described = json.dumps([sys.executable, application, _module_path(), _read_early(env)], sort_keys=True)
+    """What children of one warm parent share: interpreter, application, container, modules, what imports read."""
+    described = json.dumps(
+        [sys.executable, application, _namespaces(), _module_path(), _read_early(env)], sort_keys=True
+    )
     return hashlib.sha256(described.encode()).hexdigest()[:16]
+
+
+def _namespaces() -> list[str]:
+    """Containers may share the folder of the sockets and nothing else: a child must live where its supervisor does."""
+    found = []
+    for kind in ("mnt", "net", "pid"):
+        with suppress(OSError):
+            found.append(os.readlink(f"/proc/self/ns/{kind}"))
+    return found
 
 
 def _module_path() -> list[str]:

@@ -6,7 +6,6 @@ import json
 import math
 import shutil
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from tfdist.train.publish import announced
 from tfdist.train.restarts import checkpoint_plan, with_restarts
 from tfdist.train.task import BuildCallbacks, BuildModel, CheckpointPlan, FitTask, TrainingData, epoch_rows
 from tfdist.train.worker import fit_on_worker
+from tfdist.train.workers import count_workers, with_rows_for_all
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,12 @@ def fit(
     """
     compute, fit = compute or ComputeConfig(), fit or FitConfig()
     check_arguments(build_model, train, validation, callbacks)
-    compute = _with_rows_for_all(compute, train)
+    compute = with_rows_for_all(compute, train)
     run_id = new_run_id()
     output_dir = _output_dir(fit, train, run_id)
     check_training(train, validation, compute, fit, output_dir)
-    data, rows = _for_workers(train, compute, fit)
+    workers = count_workers(compute, spark or (train.frame.sparkSession if isinstance(train, Stream) else None))
+    data, rows = _for_workers(train, workers, fit)
     task = FitTask(build_model, data, validation, compute, fit, callbacks, output_dir)
     checkpoints = checkpoint_plan(fit, compute, train, validation, output_dir, run_id)
     launched = time.perf_counter()
@@ -114,7 +115,8 @@ def fit(
             marks.enter_context(announced(output_dir, run_id, "fit.output_dir"))
             if plan is not None:
                 marks.enter_context(announced(plan.folder, run_id, "fit.checkpoint_dir"))
-            return launch(program, compute, LaunchPlan.of(compute, run_id, results="all"), spark, log, rows)
+            asked = LaunchPlan.of(compute, run_id, results="all", tasks=workers)
+            return launch(program, compute, asked, spark, log, rows)
 
     with shown() if on_event is None else nullcontext(on_event) as receive:
         live = isinstance(receive, LiveDisplay)
@@ -199,18 +201,6 @@ def _output_dir(fit: FitConfig, train: Handle | Stream, run_id: str) -> Path:
     return train.model_root / run_id
 
 
-def _for_workers(train: Handle | Stream, compute: ComputeConfig, fit: FitConfig) -> tuple[TrainingData, Any]:
+def _for_workers(train: Handle | Stream, workers: int, fit: FitConfig) -> tuple[TrainingData, Any]:
     """What the workers are told of the data, and the frame whose partitions Spark hands to them, if any."""
-    return (train, None) if isinstance(train, Handle) else train.dealt(compute.slots, fit.global_batch, fit.epochs)
-
-
-def _with_rows_for_all(compute: ComputeConfig, train: Handle | Stream) -> ComputeConfig:
-    """As many workers as there are rows at most: a worker without a row has nothing to normalise by."""
-    slots = min(compute.slots, max(train.rows, 1))
-    if slots < compute.slots:
-        warnings.warn(
-            f"compute.slots: {train.rows} rows train on {slots} workers instead of {compute.slots}", stacklevel=3
-        )
-        if isinstance(compute.show_output, int) and compute.show_output >= slots:
-            compute = replace(compute, show_output="none")
-    return replace(compute, slots=slots)
+    return (train, None) if isinstance(train, Handle) else train.dealt(workers, fit.global_batch, fit.epochs)

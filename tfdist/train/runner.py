@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 from tfdist.config import ComputeConfig, StrategyName
-from tfdist.errors import ConfigError, PreflightError
+from tfdist.errors import ConfigError, LaunchError, PreflightError
 from tfdist.launch import preflight
+from tfdist.launch.devices import visible_devices
 from tfdist.launch.local import LocalLauncher
 from tfdist.launch.program import dump_program
 from tfdist.launch.protocol import LaunchPlan, OnEvent, new_run_id
@@ -27,7 +30,8 @@ class MirroredStrategyRunner(UpstreamRunner):  # type: ignore[misc]
 
     Args:
         num_slots: number of GPUs, or of tasks when training on CPUs.
-        local_mode: train in one process on the driver's host, with its GPUs.
+        local_mode: train in one process on the driver's host, with ``num_slots`` of the GPUs that Spark gave the driver
+            (``spark.driver.resource.gpu``), or of those that the host has.
         use_gpu: train on the GPUs that Spark schedules.
         gpu_resource_name: the name of that Spark resource.
         use_custom_strategy: the train function makes its own strategy; otherwise it runs inside ours.
@@ -88,9 +92,22 @@ class MirroredStrategyRunner(UpstreamRunner):  # type: ignore[misc]
             use_gpu=compute.use_gpu,
             gpu_resource_name=compute.gpu_resource_name,
         )
+        if compute.use_gpu and not problems and not self._use_custom_strategy:
+            problems = preflight.uneven_devices(compute.slots, tasks, compute.strategy_in_force)
         if problems:
             raise PreflightError(problems)
         return tasks
+
+    def _driver_gpus(self) -> tuple[str, ...] | None:
+        """What Spark gave the driver (``spark.driver.resource.gpu``); None where it gave none: those of its host."""
+        found = self.sc.resources.get(self._compute.gpu_resource_name)
+        if found is None:
+            return None
+        try:
+            return visible_devices(found.addresses, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        except LaunchError as error:
+            name = f"spark.driver.resource.{self._compute.gpu_resource_name}"
+            raise PreflightError(f"{name}: {error}; correct either of them") from error
 
     def run(self, train_fn: Callable[..., Any], **kwargs: Any) -> Any:
         """Call ``train_fn(**kwargs)`` on every worker.
@@ -108,6 +125,8 @@ class MirroredStrategyRunner(UpstreamRunner):  # type: ignore[misc]
         plan = LaunchPlan.of(
             compute, new_run_id(), results=self._results, tasks=1 if self._local_mode else self._num_tasks
         )
+        if self._local_mode and compute.use_gpu:
+            plan = replace(plan, gpus=self._driver_gpus())
         launcher = LocalLauncher() if self._local_mode else SparkLauncher(self._spark, compute.startup_timeout_s)
         # The values are Python objects that the caller's own function made and asked back.
         values = [pickle.loads(value) for value in launcher.launch(program, plan, self._on_event)]
