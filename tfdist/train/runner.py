@@ -10,10 +10,11 @@ from typing import Any, Literal
 from tfdist.config import ComputeConfig, StrategyName
 from tfdist.errors import ConfigError, PreflightError
 from tfdist.launch import preflight
+from tfdist.launch.classic import UpstreamRunner
 from tfdist.launch.local import LocalLauncher
 from tfdist.launch.program import dump_program
 from tfdist.launch.protocol import LaunchPlan, OnEvent, new_run_id
-from tfdist.launch.spark import SparkLauncher, UpstreamRunner, session_or_new, spark_facts
+from tfdist.launch.spark import SparkLauncher, session_or_new, spark_facts
 from tfdist.train.console import print_event
 from tfdist.train.function import run_train_fn
 
@@ -72,7 +73,7 @@ class MirroredStrategyRunner(UpstreamRunner):  # type: ignore[misc]
             stall_timeout_s=stall_timeout_s,
         )
         self._spark = spark or session_or_new()
-        self.sc = self._spark.sparkContext
+        self.sc = getattr(self._spark, "sparkContext", None)  # Spark Connect has none
         self._local_mode = local_mode
         self._use_custom_strategy = use_custom_strategy
         self._results = results
