@@ -1,13 +1,22 @@
-"""What all tests share: quiet small processes, one Spark session, and proof that no training process is left."""
+"""What all tests share: quiet small processes, one Spark session, and proof that no training process is left.
+
+``TFDIST_TEST_CLUSTER`` names another cluster for the session: ``standalone``, ``connect``, or a local master.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import hypothesis
 import psutil
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -28,15 +37,100 @@ adopt({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()
 hypothesis.settings.register_profile("tfdist", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("tfdist")
 
+_START_TIMEOUT_S = 120.0
 _END_TIMEOUT_S = 30.0
+_SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
+
+
+@contextmanager
+def daemon(*arguments: str, ready: str, environ: dict[str, str]) -> Iterator[str]:
+    """A Spark daemon from its start to its end; gives what ``ready`` matched in its log."""
+    process = subprocess.Popen(
+        [_SPARK_CLASS, *arguments],
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    lines: list[str] = []
+    found = threading.Event()
+
+    def follow() -> None:
+        assert process.stdout is not None
+        with process.stdout as log:
+            for line in log:
+                lines.append(line)
+                if re.search(ready, line):
+                    found.set()
+        found.set()  # it has ended; its log says why
+
+    reader = threading.Thread(target=follow)
+    reader.start()
+    try:
+        found.wait(_START_TIMEOUT_S)
+        match = re.search(ready, "".join(lines))
+        assert match, "".join(lines)
+        yield match[0]
+    finally:
+        below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        process.terminate()
+        process.wait()
+        reader.join()
+        left = psutil.wait_procs(below, timeout=_END_TIMEOUT_S)[1]
+        assert not left, f"a daemon of Spark has ended and these processes go on: {left}"
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A cluster of two executors with one core each, in processes of their own; stopped at the end of all tests."""
-    folder = tmp_path_factory.mktemp("spark")
+def standalone_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Master and two Workers with one core each, on free ports of the loopback; gives the master's address."""
+    folder = tmp_path_factory.mktemp("standalone")
+    environ = _spark_environ()
+    local = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+    with ExitStack() as cluster:
+        master = cluster.enter_context(
+            daemon("org.apache.spark.deploy.master.Master", *local, ready=r"spark://127\.0\.0\.1:\d+", environ=environ)
+        )
+        for number in range(2):
+            worker = ("--cores", "1", "--memory", "2g", "--work-dir", str(folder / f"worker{number}"), master)
+            cluster.enter_context(
+                daemon(
+                    "org.apache.spark.deploy.worker.Worker",
+                    *local,
+                    *worker,
+                    ready="Successfully registered with master",
+                    environ=environ,
+                )
+            )
+        yield master
+
+
+@pytest.fixture(scope="session")
+def connect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Spark Connect server over a cluster of two executors with one core each; gives its address."""
     conf = {
-        "spark.master": "local-cluster[2,1,2048]",
+        **_conf(tmp_path_factory.mktemp("connect")),
+        "spark.master": "local-cluster[2,1,1024]",
+        "spark.log.level": "INFO",  # it says where it listens
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "3",
+    }
+    arguments = [part for key, value in conf.items() for part in ("--conf", f"{key}={value}")]
+    server = "org.apache.spark.sql.connect.service.SparkConnectServer"
+    submit = ("org.apache.spark.deploy.SparkSubmit", "--class", server, *arguments, "spark-internal")
+    with daemon(*submit, ready=r"server started at: 127\.0\.0\.1:\d+", environ=_spark_environ()) as ready:
+        yield "sc://" + ready.rpartition(" ")[2]
+
+
+def _spark_environ() -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
+    return {**inherited, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "512m"}
+
+
+def _conf(folder: Path) -> dict[str, str]:
+    return {
         "spark.app.name": "tfdist tests",
         "spark.pyspark.python": sys.executable,
         "spark.driver.host": "127.0.0.1",
@@ -49,6 +143,19 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.sql.shuffle.partitions": "4",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }
+
+
+@pytest.fixture(scope="session")
+def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A cluster of two executors with one core each, in processes of their own; stopped at the end of all tests."""
+    cluster = os.environ.get("TFDIST_TEST_CLUSTER", "local-cluster[2,1,2048]")
+    if cluster == "connect":
+        with SparkSession.builder.remote(request.getfixturevalue("connect_server")).getOrCreate() as session:
+            yield session
+        return
+    conf = {**_conf(tmp_path_factory.mktemp("spark")), "spark.master": cluster}
+    if cluster == "standalone":
+        conf |= {"spark.master": request.getfixturevalue("standalone_cluster"), "spark.executor.memory": "1g"}
     builder = SparkSession.builder
     for key, value in conf.items():
         builder = builder.config(key, value)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,73 +13,10 @@ import numpy as np
 import pandas as pd
 import psutil
 import pyspark
-import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
 SPARK_BIN = Path(pyspark.__file__).parent / "bin"
-START_TIMEOUT_S = 120.0
-
-
-@contextmanager
-def daemon(*arguments: str, ready: str, environ: dict[str, str]) -> Iterator[str]:
-    """A Spark daemon from its start to its end; gives what ``ready`` matched in its log."""
-    process = subprocess.Popen(
-        [SPARK_BIN / "spark-class", *arguments],
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    lines: list[str] = []
-    found = threading.Event()
-
-    def follow() -> None:
-        assert process.stdout is not None
-        with process.stdout as log:
-            for line in log:
-                lines.append(line)
-                if re.search(ready, line):
-                    found.set()
-        found.set()  # it has ended; its log says why
-
-    reader = threading.Thread(target=follow)
-    reader.start()
-    try:
-        found.wait(START_TIMEOUT_S)
-        match = re.search(ready, "".join(lines))
-        assert match, "".join(lines)
-        yield match[0]
-    finally:
-        process.terminate()
-        process.wait()
-        reader.join()
-
-
-@pytest.fixture(scope="session")
-def standalone_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Master and two Workers with one core each, on free ports of the loopback; gives the master's address."""
-    folder = tmp_path_factory.mktemp("standalone")
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SPARK_", "PYSPARK_"))}
-    environ = {**inherited, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "512m"}
-    local = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-    with ExitStack() as cluster:
-        master = cluster.enter_context(
-            daemon("org.apache.spark.deploy.master.Master", *local, ready=r"spark://127\.0\.0\.1:\d+", environ=environ)
-        )
-        for number in range(2):
-            worker = ("--cores", "1", "--memory", "2g", "--work-dir", str(folder / f"worker{number}"), master)
-            cluster.enter_context(
-                daemon(
-                    "org.apache.spark.deploy.worker.Worker",
-                    *local,
-                    *worker,
-                    ready="Successfully registered with master",
-                    environ=environ,
-                )
-            )
-        yield master
 
 
 def write_job(folder: Path) -> Path:
