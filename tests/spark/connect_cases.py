@@ -210,3 +210,17 @@ def test_a_captured_session_is_named(spark: SparkSession) -> None:
     for function, name in ((lambda: spark.range(3).count(), "spark"), (lambda: frame.count(), "frame")):
         with pytest.raises(ConfigError, match=rf"'{name}', a pyspark\.sql\.connect\..*stays in the process"):
             tfdist.MirroredStrategyRunner(num_slots=2, use_gpu=False).run(function)
+
+
+def test_what_is_too_large_for_a_message_is_told_early(spark: SparkSession) -> None:
+    """A train function with 121 MiB of values, and a model of that size, are refused before anything is sent."""
+    import keras
+
+    values = bytes(121 << 20)
+    with pytest.raises(ConfigError, match="at most 120 MiB of code and captured values over Spark Connect, got 121"):
+        tfdist.MirroredStrategyRunner(num_slots=2, use_gpu=False).run(lambda: len(values))
+    inputs = keras.Input((), name="part", dtype="int32")
+    table = keras.layers.Embedding(121 << 18, 1, embeddings_initializer="zeros")
+    model = keras.Model(inputs, keras.layers.Reshape((1,))(table(inputs)))
+    with pytest.raises(ConfigError, match="model: expected at most 120 MiB over Spark Connect"):
+        tfdist.score(rows(spark), model)

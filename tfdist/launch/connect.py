@@ -22,13 +22,11 @@ from tfdist.launch import preflight
 from tfdist.launch.channel import ChannelAddress
 from tfdist.launch.failures import lacks_slots
 from tfdist.launch.protocol import LaunchPlan
+from tfdist.launch.session import MOST_BYTES
 from tfdist.launch.supervisor import supervise_alone, supervise_with_rows
 
 DRIVER_HOST = "TFDIST_DRIVER_HOST"
 """The variable that names this machine as executors reach it."""
-
-MOST_BYTES = 120 * 2**20
-"""Of what is sent with a plan; gRPC takes messages of 128 MiB on both sides."""
 
 _JOIN_S = 0.5
 _GIVE_UP_S = 10.0

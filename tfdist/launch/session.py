@@ -12,6 +12,9 @@ from tfdist.launch.protocol import LaunchPlan
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+MOST_BYTES = 120 * 2**20
+"""Of what is sent with a plan over Spark Connect; gRPC takes messages of 128 MiB on both sides."""
+
 
 class BarrierJob(Protocol):
     """A barrier job with a task for each worker."""
@@ -58,7 +61,7 @@ class Session(Protocol):
 
 def session_of(spark: Any) -> Session:
     """The session as a launch sees it."""
-    # Spark Connect's sessions derive from pyspark.sql.SparkSession too; they have no JVM in this process.
+    # Which class a session of Spark Connect has depends on the release; none has a JVM in this process.
     if hasattr(spark, "_jsparkSession"):
         from tfdist.launch.classic import ClassicSession
 
