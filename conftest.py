@@ -1,16 +1,21 @@
-"""What all tests share: quiet small processes, one Spark session, and proof that no training process is left."""
+"""What all tests share: quiet small processes, one Spark session, and proof that no training process is left.
+
+``TFDIST_TEST_CLUSTER`` names another cluster for the session: ``standalone``, ``connect``, or a local master.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import psutil
 import pytest
 from pyspark.sql import SparkSession
 
+from benchmarks import standalone
 from tfdist.environ import adopt
 
 # Set before anything imports TensorFlow; every process that a test starts inherits them.
@@ -32,11 +37,34 @@ _END_TIMEOUT_S = 30.0
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A cluster of two executors with one core each, in processes of their own; stopped at the end of all tests."""
-    folder = tmp_path_factory.mktemp("spark")
+def standalone_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Master and two Workers with one core each, on free ports of the loopback; gives the master's address."""
+    with standalone.standalone_cluster(tmp_path_factory.mktemp("standalone")) as master:
+        yield master
+
+
+@pytest.fixture(scope="session")
+def connect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Spark Connect server over a cluster of two executors with one core each; gives its address."""
     conf = {
-        "spark.master": "local-cluster[2,1,2048]",
+        **_conf(tmp_path_factory.mktemp("connect")),
+        "spark.master": "local-cluster[2,1,1024]",
+        "spark.log.level": "INFO",  # it says where it listens
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+        "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "3",
+    }
+    arguments = [part for key, value in conf.items() for part in ("--conf", f"{key}={value}")]
+    server = "org.apache.spark.sql.connect.service.SparkConnectServer"
+    submit = ("org.apache.spark.deploy.SparkSubmit", "--class", server, *arguments, "spark-internal")
+    environ = standalone.daemon_environ(SPARK_LOCAL_IP="127.0.0.1")
+    with standalone.daemon(*submit, ready=r"server started at: 127\.0\.0\.1:\d+", environ=environ) as ready:
+        yield "sc://" + ready.rpartition(" ")[2]
+
+
+def _conf(folder: Path) -> dict[str, str]:
+    return {
         "spark.app.name": "tfdist tests",
         "spark.pyspark.python": sys.executable,
         "spark.driver.host": "127.0.0.1",
@@ -49,6 +77,19 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.sql.shuffle.partitions": "4",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }
+
+
+@pytest.fixture(scope="session")
+def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A cluster of two executors with one core each, in processes of their own; stopped at the end of all tests."""
+    cluster = os.environ.get("TFDIST_TEST_CLUSTER", "local-cluster[2,1,2048]")
+    if cluster == "connect":
+        with SparkSession.builder.remote(request.getfixturevalue("connect_server")).getOrCreate() as session:
+            yield session
+        return
+    conf = {**_conf(tmp_path_factory.mktemp("spark")), "spark.master": cluster}
+    if cluster == "standalone":
+        conf |= {"spark.master": request.getfixturevalue("standalone_cluster"), "spark.executor.memory": "1g"}
     builder = SparkSession.builder
     for key, value in conf.items():
         builder = builder.config(key, value)

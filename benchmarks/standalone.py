@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psutil
 import pyspark
 
 SPARK_BIN = Path(pyspark.__file__).parent / "bin"
 MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
-_START_TIMEOUT_S = 120.0
+_START_TIMEOUT_S, _END_TIMEOUT_S = 120.0, 30.0
 _MASTER_URL = r"spark://\S+:\d+"
 
 
@@ -59,9 +60,12 @@ def daemon(*arguments: str | Path, ready: str, environ: Mapping[str, str], insid
         assert match, "".join(lines)
         yield match[0]
     finally:
+        below = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
         process.terminate()
         process.wait()
         reader.join()
+        left = psutil.wait_procs(below, timeout=_END_TIMEOUT_S)[1]
+        assert not left, f"a daemon of Spark has ended and these processes go on: {left}"
 
 
 def daemon_environ(**changes: str) -> dict[str, str]:

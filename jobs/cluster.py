@@ -61,7 +61,9 @@ def look_at_cluster(spec: JobSpec, spark: SparkSession) -> Cluster:
             return Cluster(None, (), tuple(problems), tuple(notes))
     folders = shared_folders(spec)
     try:
-        driver, workers = probe(spark, some, folders)
+        driver, workers = probe(spark, some, folders, compute.startup_timeout_s)
+    except PreflightError as error:
+        return Cluster(None, (), (*problems, *error.problems), tuple(notes))
     except Exception as error:
         why = why_not_started(error, spark)
         if why is None:

@@ -27,7 +27,8 @@ def job_session(wanted: Spark, name: str) -> Iterator[SparkSession]:
     """The active session as it is, or a new one that is stopped at the end.
 
     Executors of a new session run the driver's interpreter, so that they find the same packages. Under spark-submit
-    its master and settings win over ``wanted``.
+    its master and settings win over ``wanted``. A master ``sc://host:port``, or Spark's variable ``SPARK_REMOTE``, is a
+    Spark Connect server.
 
     Args:
         wanted: the section ``spark`` of the job.
@@ -36,6 +37,10 @@ def job_session(wanted: Spark, name: str) -> Iterator[SparkSession]:
     active = SparkSession.getActiveSession()
     if active is not None:
         yield active
+        return
+    remote = os.environ.get("SPARK_REMOTE") or (wanted.master if wanted.master.startswith("sc://") else "")
+    if remote:
+        yield from _connected(remote, wanted)
         return
     submitted = _submitted_conf() if "PYSPARK_GATEWAY_PORT" in os.environ else {}
     conf = {
@@ -59,6 +64,18 @@ def job_session(wanted: Spark, name: str) -> Iterator[SparkSession]:
             yield spark
         finally:
             spark.stop()
+
+
+def _connected(remote: str, wanted: Spark) -> Iterator[SparkSession]:
+    """A session of a Spark Connect server, whose executors have the server's interpreter."""
+    builder = SparkSession.builder.remote(remote)
+    for key, value in wanted.conf.items():
+        builder = builder.config(key, _text(value))
+    spark = builder.getOrCreate()
+    try:
+        yield spark
+    finally:
+        spark.stop()
 
 
 def _submitted_conf() -> dict[str, str]:

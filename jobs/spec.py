@@ -166,7 +166,7 @@ class Spark(Section):
     """The session that the job makes when none is active.
 
     Args:
-        master: Spark master URL.
+        master: Spark master URL, or ``sc://host:port`` of a Spark Connect server.
         conf: further settings.
     """
 

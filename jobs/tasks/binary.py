@@ -96,9 +96,8 @@ def logistic_regression(
     assembler = VectorAssembler(inputCols=[*numbers.values(), *encoded], outputCol="features")
     pipeline = Pipeline(stages=[*(stages if categorical else []), assembler, regression])
     # Kept, and spread over all cores: every stage reads the rows again, and the plan behind them may be long.
-    rows = train.select(*inputs, F.col(quoted(label)).cast("double").alias("target")).repartition(
-        train.sparkSession.sparkContext.defaultParallelism
-    )
+    rows = train.select(*inputs, F.col(quoted(label)).cast("double").alias("target"))
+    rows = rows.repartition(_parallelism(train))
     rows = rows.persist()
     try:
         means = rows.agg(*[F.avg(n).alias(n) for n in numbers.values()]).head().asDict() if numbers else {}
@@ -108,3 +107,8 @@ def logistic_regression(
     test_rows = test.select("*", *inputs)
     scored = fitted.transform(test_rows.fillna(means) if means else test_rows)
     return scored.select(*map(quoted, test.columns), vector_to_array("probability")[1].alias(PREDICTION))
+
+
+def _parallelism(df: DataFrame) -> int:
+    """Tasks that Spark takes where nobody says how many; a range tells it, and over Spark Connect nothing else does."""
+    return len(df.sparkSession.range(10_000).select(F.spark_partition_id()).distinct().collect())

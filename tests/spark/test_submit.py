@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,11 @@ import mlflow
 import numpy as np
 import pandas as pd
 import psutil
-import pytest
 import yaml
 
-from benchmarks.standalone import SPARK_BIN, standalone_cluster
+from benchmarks.standalone import SPARK_BIN
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A Master and two Workers with one core each, on free ports of the loopback; gives the master's address."""
-    with standalone_cluster(tmp_path_factory.mktemp("standalone")) as master:
-        yield master
 
 
 def write_job(folder: Path) -> Path:
@@ -54,11 +45,11 @@ def write_job(folder: Path) -> Path:
     return path
 
 
-def test_spark_submit_runs_the_job_on_two_workers_of_a_cluster(cluster: str, tmp_path: Path) -> None:
+def test_spark_submit_runs_the_job_on_two_workers_of_a_cluster(standalone_cluster: str, tmp_path: Path) -> None:
     """spark-submit's master wins over the job's own; the job trains on both executors, is tracked, leaves nothing."""
     command: list[str | Path] = [
         SPARK_BIN / "spark-submit",
-        *("--master", cluster, "--driver-memory", "1g", "--executor-memory", "1g"),
+        *("--master", standalone_cluster, "--driver-memory", "1g", "--executor-memory", "1g"),
         *("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.ui.enabled=false"),
         *("--conf", "spark.sql.shuffle.partitions=2"),
         *(ROOT / "jobs" / "run_job.py", write_job(tmp_path), "--set", "fit.epochs=6"),

@@ -401,3 +401,13 @@ def test_without_a_driver_to_reach_events_are_dropped(capfd: pytest.CaptureFixtu
     with reserve_port() as port, connect(ChannelAddress("127.0.0.1", port, "s")) as send:
         send({"kind": "epoch", "rank": 0})
     assert "cannot be reached" in capfd.readouterr().err
+
+
+def test_where_the_line_is_needed_a_worker_that_finds_no_driver_says_what_to_set() -> None:
+    """Over Spark Connect a worker that cannot reach the client fails, naming the address and the variable."""
+    with (
+        reserve_port() as port,
+        pytest.raises(LaunchError, match=rf"127\.0\.0\.1:{port} \(Connection refused\); set TFDIST_DRIVER_HOST"),
+        connect(ChannelAddress("127.0.0.1", port, "s", needed=True)),
+    ):
+        pass

@@ -34,8 +34,8 @@ _ONE_BAR = threading.Lock()  # a terminal has room for one; further writers are 
 class WriteProgress:
     """Shows the Spark tasks of the jobs that :meth:`run` starts; ends them when it is left by an error.
 
-    Jobs are told from others by a tag of their own; a job group of the user's stays as it is. With Spark Connect, or
-    a Spark whose tracker knows no tags, there is no bar.
+    Jobs are told from others by a tag of their own; a job group of the user's stays as it is. With Spark Connect, which
+    tells of no other thread's tasks, or a Spark whose tracker knows no tags, there is no bar.
 
     Args:
         df: a frame of the session.
@@ -68,13 +68,12 @@ class WriteProgress:
         It runs in a thread of its own. A thread that is interrupted inside a call to the JVM loses its connection, and
         with it its active session, while the call goes on and may start jobs that nobody ends.
         """
-        if self._context is None:
-            return work()
         outcome: Future[T] = Future()
+        add_tag = self._session.addTag if self._context is None else self._context.addJobTag
 
         def call() -> None:
             try:
-                self._context.addJobTag(self._tag)
+                add_tag(self._tag)
                 outcome.set_result(work())
             except BaseException as error:  # noqa: BLE001  raised again in the thread that waits
                 outcome.set_exception(error)
@@ -116,9 +115,10 @@ class WriteProgress:
     def _end_jobs(self, thread: threading.Thread) -> None:
         """Cancel until the call has come back: it may start further jobs after the first was cancelled."""
         give_up_at = time.monotonic() + _CANCEL_TIMEOUT_S
+        end = self._session.interruptTag if self._context is None else self._context.cancelJobsWithTag
         while thread.is_alive() and time.monotonic() < give_up_at:
             with suppress(Exception):  # the session may be gone
-                self._context.cancelJobsWithTag(self._tag)
+                end(self._tag)
             thread.join(_POLL_S)
 
     def _settle(self) -> None:

@@ -118,9 +118,10 @@ def stream(
 
     The plan is computed twice: once here, to count and check the rows, and once for the training, whose first epoch
     trains while rows arrive. It is computed a third time where there is not one partition for each worker, or where
-    they are too uneven, since rows are then spread anew. ``cache()`` a frame that is expensive, and one whose rows
-    differ from time to time: other rows in the same number are not noticed. For later epochs each worker keeps its rows
-    on the local disk (``$TFDIST_LOCAL_DIR``, else the temporary folder); one epoch writes nothing.
+    they are too uneven, since rows are then spread anew; over Spark Connect always. ``cache()`` a frame that is
+    expensive, and one whose rows differ from time to time: other rows in the same number are not noticed. For later
+    epochs each worker keeps its rows on the local disk (``$TFDIST_LOCAL_DIR``, else the temporary folder); one epoch
+    writes nothing.
 
     Unlike the batches of :func:`from_dataframe`, those of a stream depend on the number of workers.
 
@@ -163,7 +164,8 @@ def _counted(frame: DataFrame, schema: Schema) -> tuple[list[Facts], bool]:
     counting = frame.mapInArrow(partial(_count, schema), "partition int, facts string")
     found = {row[0]: facts_from_json(row[1]) for row in counting.collect()}
     parts = [found[number] for number in sorted(found)]
-    return parts, _is_whole(counting._jdf.queryExecution().toRdd(), len(parts))
+    plan = getattr(counting, "_jdf", None)  # the client of Spark Connect does not see it, so its rows are spread anew
+    return parts, plan is not None and _is_whole(plan.queryExecution().toRdd(), len(parts))
 
 
 def _count(schema: Schema, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -19,6 +19,7 @@ from tfdist.data.fields import Field, nearest, spark_fields
 from tfdist.data.schema import Schema
 from tfdist.errors import ConfigError, DataError
 from tfdist.inference.predictor import ModelFile, Output, Scoring, output_of
+from tfdist.launch.session import MOST_BYTES
 from tfdist.train.driver import FitResult
 from tfdist.train.publish import MODEL, SCHEMA, TRANSFORM
 
@@ -61,6 +62,12 @@ def score(df: DataFrame, model: Any, *, output: str = "prediction", batch_rows: 
     if output in df.columns:
         raise DataError(f"output: the rows already have a column {output!r}; drop it or give another name")
     trained = _trained(model, fields)
+    size = len(trained.file.content) + len(trained.file.transform or b"")
+    if size > MOST_BYTES and not hasattr(df, "_jdf"):
+        raise ConfigError(
+            f"model: expected at most {MOST_BYTES >> 20} MiB over Spark Connect, which sends it with the plan, got "
+            f"{size >> 20} MiB; score it in a classic session"
+        )
     positions = _positions(trained.schema, fields)
 
     # Names are of the user's making: with dots, in two cases, or twice. Inside, a column's place is its name.

@@ -11,6 +11,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 _FILES = (io.TextIOWrapper, io.BufferedIOBase, io.FileIO)
+_CONNECTED = ("SparkSession", "DataFrame")
 _DEEPEST = 12
 
 
@@ -18,6 +19,8 @@ def refusal(value: Any) -> str | None:
     """Why a value that could be pickled must not be: its copy would not be what the user means."""
     if isinstance(value, _FILES) and not isinstance(value, io.BytesIO) and value not in (sys.stdout, sys.stderr):
         return "an open file stays where it was opened"
+    if type(value).__module__.startswith("pyspark.sql.connect.") and type(value).__name__ in _CONNECTED:
+        return "Spark Connect's client stays in the process that made it"
     keras = sys.modules.get("keras")
     model = getattr(keras, "Model", None)
     if model is not None and isinstance(value, model) and getattr(value, "compiled", False):

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from tfdist.cluster import join_address
+from tfdist.errors import LaunchError
 from tfdist.launch.protocol import Event
 
 _CONNECT_TIMEOUT_S = 10.0
@@ -28,11 +30,12 @@ _LONGEST_LINE = 1 << 20
 
 @dataclass(frozen=True)
 class ChannelAddress:
-    """Where the driver listens, and the secret of the run."""
+    """Where the driver listens, and the secret of the run; ``needed`` where a worker must not train without it."""
 
     host: str
     port: int
     secret: str = field(repr=False)
+    needed: bool = False
 
 
 class Channel:
@@ -80,13 +83,14 @@ def _proof(secret: str, nonce: str) -> str:
 
 
 @contextmanager
-def listen(host: str, bind: str, receive: Callable[[Event], None]) -> Iterator[Channel]:
+def listen(host: str, bind: str, receive: Callable[[Event], None], *, needed: bool = False) -> Iterator[Channel]:
     """Accept events while the block runs.
 
     Args:
         host: under which executors reach this process.
         bind: the address to listen on.
         receive: called for each event, from threads of the channel.
+        needed: a worker that does not reach this process fails.
     """
     secret = secrets.token_hex(32)
 
@@ -115,7 +119,7 @@ def listen(host: str, bind: str, receive: Callable[[Event], None]) -> Iterator[C
             pass  # a client that breaks off mid-line is no matter of the driver's
 
     with Server((bind, 0), Handler) as server:
-        channel = Channel(ChannelAddress(host, server.server_address[1], secret))
+        channel = Channel(ChannelAddress(host, server.server_address[1], secret, needed))
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="tfdist-events", daemon=True)
         thread.start()
         try:
@@ -144,7 +148,11 @@ class Line:
 
 @contextmanager
 def connect(address: ChannelAddress) -> Iterator[Line]:
-    """A line to the driver."""
+    """A line to the driver.
+
+    Raises:
+        LaunchError: the driver cannot be reached, and must be.
+    """
     try:
         line = socket.create_connection((address.host, address.port), timeout=_CONNECT_TIMEOUT_S)
         stream = line.makefile("rwb")
@@ -152,6 +160,12 @@ def connect(address: ChannelAddress) -> Iterator[Line]:
         stream.write(f"{_proof(address.secret, nonce)}\n".encode())
         stream.flush()
     except OSError as error:
+        if address.needed:
+            raise LaunchError(
+                f"{socket.gethostname()} does not reach the process that started the training at "
+                f"{join_address(address.host, address.port)} ({error.strerror or error}); set TFDIST_DRIVER_HOST there "
+                "to an address of its machine that executors reach, or open its ports to them"
+            ) from error
         print(f"tfdist: no live output, the driver cannot be reached: {error}", file=sys.stderr)  # noqa: T201
         yield Line(lambda _event: None)
         return

@@ -87,7 +87,13 @@ _LOST_EXECUTOR = re.compile(r"ExecutorLostFailure \(executor (\S+) [^)]*\)(?: Re
 
 def spark_message(spark_error: str) -> str:
     """The text of a Spark error without the lines of the Java stack."""
-    return "\n".join(line for line in spark_error.splitlines() if line.strip() and not line.startswith("\t"))
+    text = spark_error.partition("\nJVM stacktrace:")[0]  # what follows repeats it in errors of Spark Connect
+    return "\n".join(line for line in text.splitlines() if line.strip() and not line.startswith("\t"))
+
+
+def lacks_slots(spark_error: str) -> bool:
+    """Whether Spark refused a barrier job because fewer tasks can run at once than it has."""
+    return "[SPARK-24819]" in spark_error
 
 
 def lost_task(spark_error: str, hosts: Sequence[str]) -> Failure | None:

@@ -34,13 +34,15 @@ class SparkFacts:
         master: the master URL.
         conf: the Spark configuration.
         concurrent_tasks: how many tasks can run at once now; None when Spark does not say.
-        cores: cores of the driver's host, for ``local[*]``.
+        cores: cores of the driver's host, for ``local[*]``; None when that is not known.
+        not_known: what the session does not tell and the rules would ask, in words.
     """
 
     master: str
     conf: Mapping[str, str]
     concurrent_tasks: int | None = None
-    cores: int = 1
+    cores: int | None = 1
+    not_known: tuple[str, ...] = ()
 
 
 def tasks_for(slots: int, conf: Mapping[str, str], *, use_gpu: bool, gpu_resource_name: str) -> tuple[int, list[str]]:
@@ -144,9 +146,12 @@ def runs_barriers(facts: SparkFacts) -> bool:
 
 def notes(facts: SparkFacts) -> list[str]:
     """What a user may wonder about and what does no harm."""
-    if not _is_on(facts.conf, "spark.speculation"):
-        return []
-    return ["spark.speculation is on; Spark starts no second copy of a barrier task, so that training is as without"]
+    found = []
+    if _is_on(facts.conf, "spark.speculation"):
+        found.append(
+            "spark.speculation is on; Spark starts no second copy of a barrier task, so that training is as without"
+        )
+    return [*found, *facts.not_known]
 
 
 def _encryption(conf: Mapping[str, str]) -> list[str]:
@@ -187,7 +192,7 @@ def _executors(facts: SparkFacts) -> tuple[int | None, int | None]:
     """Number of executors, and of the cores of each, where the configuration fixes them."""
     local = _LOCAL.match(facts.master)
     if local:
-        return 1, {None: 1, "*": facts.cores}.get(local[1]) or int(local[1])
+        return 1, facts.cores if local[1] == "*" else int(local[1] or 1)
     cores = _whole(facts.conf.get("spark.executor.cores"))
     cluster = _LOCAL_CLUSTER.match(facts.master)
     if cluster:
@@ -238,8 +243,9 @@ def _bytes(text: str) -> int | None:
 
 def not_enough_now(facts: SparkFacts, tasks: int, waited_s: float) -> str:
     """The problem text for a cluster that still offers too few tasks after ``waited_s`` seconds."""
+    offered = "fewer" if facts.concurrent_tasks is None else str(facts.concurrent_tasks)
     return (
-        f"compute.slots: {tasks} tasks must run at the same time and {facts.master} offers {facts.concurrent_tasks} "
-        f"after {waited_s:.0f} s; use fewer slots, give the session more executors or cores, or raise "
+        f"compute.slots: {tasks} tasks must run at the same time and {facts.master} offers {offered} after "
+        f"{waited_s:.0f} s; use fewer slots, give the session more executors or cores, or raise "
         "compute.startup_timeout_s if executors are still coming"
     )

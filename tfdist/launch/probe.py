@@ -29,38 +29,42 @@ from pyspark import BarrierTaskContext
 from pyspark.sql import SparkSession
 
 from tfdist.launch.hosts import INTERPRETER_REMEDY, HostFacts
+from tfdist.launch.session import session_of
 
 _MARK = ".tfdist-check-"
 
 
-def probe(spark: SparkSession, tasks: int, folders: Mapping[str, Path]) -> tuple[HostFacts, list[HostFacts]]:
+def probe(
+    spark: SparkSession, tasks: int, folders: Mapping[str, Path], timeout_s: float = 120.0
+) -> tuple[HostFacts, list[HostFacts]]:
     """Start ``tasks`` barrier tasks that say what they find; there must be slots for them.
 
     Args:
-        spark: a classic session.
+        spark: the session.
         tasks: one for each worker.
         folders: setting to a folder that the driver and the workers are to share; one that does not exist stands for
             the folder in which it would be made. Nothing is left in them.
+        timeout_s: how long to wait for slots where a session does not tell how many it has.
 
     Returns:
         What the driver and each task found, by rank.
 
     Raises:
+        PreflightError: there are fewer slots.
         Exception: Spark's own, when its Python workers do not start; see :func:`why_not_started`.
     """
     token = secrets.token_hex(8)
     # A number in each name, since two settings may stand for one folder.
     names = {setting: f"{_MARK}{token}-{number}" for number, setting in enumerate(folders)}
     marks = {setting: str(_existing(folder) / names[setting]) for setting, folder in folders.items()}
-    sc = spark.sparkContext
+    session = session_of(spark)
     with _written(marks, token) as refused:
         here = {setting: (not why, why, None) for setting, why in refused.items()}
         driver = HostFacts.from_json({"rank": -1, "folders": here, **_describe()})
-        slots = sc.parallelize(range(tasks), tasks).barrier()
         module = sys.modules[__name__]
         pyspark.cloudpickle.register_pickle_by_value(module)
         try:
-            found = slots.mapPartitions(partial(look, marks, token)).collect()
+            found = session.texts(partial(look, marks, token), tasks, timeout_s)
         finally:
             pyspark.cloudpickle.unregister_pickle_by_value(module)
     return driver, sorted((HostFacts.from_json(json.loads(text)) for text in found), key=lambda host: host.rank)
@@ -75,7 +79,7 @@ def why_not_started(error: Exception, spark: SparkSession) -> str | None:
     first = worker or other or missing
     if first is None:
         return None
-    theirs = getattr(spark.sparkContext, "pythonExec", "python3")
+    theirs = session_of(spark).python
     return (
         f"PYSPARK_PYTHON: expected a Python on the executors like the driver's {sys.executable} "
         f"({sys.version.split()[0]}), got {theirs}: {first[0].strip()}; {INTERPRETER_REMEDY}"

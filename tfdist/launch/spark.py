@@ -1,98 +1,35 @@
-"""The Spark launcher: barrier tasks of a classic session, started through spark-tensorflow-distributor's runner."""
+"""The Spark launcher: each worker is a barrier task of a session, be it classic or of Spark Connect."""
 
 from __future__ import annotations
 
-import logging
-import os
 import queue
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 
-from tfdist.cluster import split_address
-from tfdist.errors import ConfigError, LaunchError, PreflightError, WorkerError
+from tfdist.errors import ConfigError, LaunchError, PreflightError, TfdistError, WorkerError
 from tfdist.launch import preflight
-from tfdist.launch.channel import Channel, ChannelAddress, listen
-from tfdist.launch.failures import cause, find_report, lost_task, spark_message, worker_error
+from tfdist.launch.channel import Channel, listen
+from tfdist.launch.failures import cause, find_report, lacks_slots, lost_task, spark_message, worker_error
 from tfdist.launch.ports import with_other_ports
 from tfdist.launch.protocol import Event, Failure, LaunchPlan
-from tfdist.launch.supervisor import supervise, supervise_with_rows
+from tfdist.launch.session import BarrierJob, session_of
 from tfdist.launch.vigil import OF_OURS, Vigil
-
-try:
-    from spark_tensorflow_distributor import MirroredStrategyRunner as UpstreamRunner
-except ImportError as error:
-    raise LaunchError(
-        "spark-tensorflow-distributor is not installed; it starts the barrier tasks: "
-        "pip install --no-deps spark-tensorflow-distributor"
-    ) from error
-
-__all__ = [
-    "BarrierRunner",
-    "SparkLauncher",
-    "UpstreamRunner",
-    "active_session",
-    "check_cluster",
-    "session_or_new",
-    "spark_facts",
-    "wait_for_slots",
-]
 
 _CANCEL_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 2.0
 _CHECK_EVERY_S = 0.5
 
 
-def _only_warnings(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.WARNING  # upstream's progress messages tell a user of ours nothing
-
-
-class BarrierRunner(UpstreamRunner):  # type: ignore[misc]
-    """Upstream's runner with our supervisor as the program of each barrier task.
-
-    Upstream contributes the barrier job and the check for Spark TLS. What it does inside a task (TF_CONFIG in the
-    environment of the reused Python worker, a port closed before TensorFlow binds it) is replaced.
-    """
-
-    def __init__(
-        self, spark: SparkSession, plan: LaunchPlan, channel: ChannelAddress, rows: DataFrame | None = None
-    ) -> None:
-        self.plan, self._channel, self.rows = plan, channel, rows
-        logging.getLogger(type(self).__name__).addFilter(_only_warnings)
-        super().__init__(
-            num_slots=plan.slots,
-            use_gpu=plan.use_gpu,
-            gpu_resource_name=plan.gpu_resource_name,
-            use_custom_strategy=True,
-        )
-        self.sc = spark.sparkContext
-
-    def get_num_tasks(self) -> int:
-        return self.plan.tasks
-
-    def run(self, train_fn: Any, **kwargs: Any) -> Any:
-        """The results of the chief's task, after the barrier job; the frame's tasks are its own partitions."""
-        if self.rows is None:
-            return super().run(train_fn, **kwargs)
-        self._check_encryption()
-        task = partial(supervise_with_rows, self.plan, train_fn, self._channel)
-        return [bytes(row[0]) for row in self.rows.mapInArrow(task, "result binary", barrier=True).collect()]
-
-    def _get_spark_task_program(self, train_fn: Any, **_kwargs: Any) -> Any:
-        return partial(supervise, self.plan, train_fn, self._channel)
-
-
 class SparkLauncher:
     """Starts each worker as a barrier task of ``spark``.
 
     Args:
-        spark: a classic session.
+        spark: the session.
         startup_timeout_s: how long executors may take to appear.
     """
 
@@ -125,12 +62,11 @@ class SparkLauncher:
         """
         check_cluster(self.spark, plan.slots, use_gpu=plan.use_gpu, gpu=plan.gpu_resource_name, tasks=plan.tasks)
         wait_for_slots(self.spark, plan.tasks, self.startup_timeout_s, on_event)
-        conf = self.spark.sparkContext.getConf()
-        shared = plan.use_gpu and preflight.shares_gpus(dict(conf.getAll()), plan.gpu_resource_name)
-        plan = replace(plan, application=self.spark.sparkContext.applicationId, gpus_shared=shared)
-        host, _ = split_address(conf.get("spark.driver.host", "localhost") or "localhost")
-        bind, _ = split_address(conf.get("spark.driver.bindAddress", host) or host)  # Spark writes IPv6 in brackets
-        return with_other_ports(lambda: self._launch(program, plan, on_event, rows, (host, bind)))
+        session = session_of(self.spark)
+        shared = plan.use_gpu and preflight.shares_gpus(session.facts().conf, plan.gpu_resource_name)
+        plan = replace(plan, application=session.application, gpus_shared=shared)
+        addresses = session.addresses()
+        return with_other_ports(lambda: self._launch(program, plan, on_event, rows, addresses))
 
     def _launch(
         self,
@@ -141,41 +77,45 @@ class SparkLauncher:
         addresses: tuple[str, str],
     ) -> list[bytes]:
         inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        with listen(*addresses, inbox.put) as channel:
+        session = session_of(self.spark)
+        with listen(*addresses, inbox.put, needed=session.line_needed) as channel:
             vigil = Vigil(plan.tasks, plan.stall_timeout_s, self.startup_timeout_s)
-            runner = BarrierRunner(self.spark, plan, channel.address, rows)
-            job = _Job(runner, program, channel, inbox, vigil, self.startup_timeout_s)
-            return job.follow(on_event)
+            job = session.job(plan, channel.address, rows)
+            run = _Run(self.spark, job, plan, program, rows is not None, channel, inbox, vigil, self.startup_timeout_s)
+            return run.follow(on_event)
 
 
-class _Job:
+class _Run:
     """One barrier job in a thread of its own, so that the caller's thread can deliver events and be interrupted."""
 
     def __init__(
         self,
-        runner: BarrierRunner,
+        spark: SparkSession,
+        job: BarrierJob,
+        plan: LaunchPlan,
         program: bytes,
+        with_rows: bool,
         channel: Channel,
         inbox: queue.SimpleQueue[Event],
         vigil: Vigil,
         startup_timeout_s: float,
     ) -> None:
         self.vigil, self.startup_timeout_s, self.asked = vigil, startup_timeout_s, time.monotonic()
-        self.runner, self.program, self.channel, self.inbox = runner, program, channel, inbox
-        self.group = f"tfdist-{runner.plan.run_id}"
+        self.spark, self.job, self.plan, self.program, self.with_rows = spark, job, plan, program, with_rows
+        self.channel, self.inbox, self.started = channel, inbox, time.monotonic()
         self.results: list[bytes] | None = None
         self.error: Exception | None = None
         self.failures: list[Failure] = []
 
     def follow(self, on_event: Callable[[Event], None]) -> list[bytes]:
-        thread = InheritableThread(target=self._run, name=self.group, daemon=True)
+        name = f"tfdist-{self.plan.run_id}"
+        thread = InheritableThread(target=self._run, session=self.spark, name=name, daemon=True)
         thread.start()
         try:
             self._deliver(on_event)
         except BaseException:
             # Ctrl-C, or an error of the caller's own callback: nothing of this run may go on.
-            self.runner.sc.cancelJobGroup(self.group)
-            thread.join(_CANCEL_TIMEOUT_S)
+            self._end(thread)
             raise
         thread.join()
         if self.results is not None:
@@ -184,12 +124,17 @@ class _Job:
 
     def _run(self) -> None:
         try:
-            self.runner.sc.setJobGroup(self.group, "tfdist training", interruptOnCancel=True)
-            self.results = self.runner.run(self.program)
+            self.results = self.job.run(self.program)
         except Exception as error:  # noqa: BLE001  raised again in the caller's thread
             self.error = error
         finally:
             self.inbox.put({"kind": "job-ended", "rank": 0})
+
+    def _end(self, thread: threading.Thread) -> None:
+        give_up_at = time.monotonic() + _CANCEL_TIMEOUT_S
+        while thread.is_alive() and time.monotonic() < give_up_at:
+            self.job.cancel()
+            thread.join(_CHECK_EVERY_S)
 
     def _deliver(self, on_event: Callable[[Event], None]) -> None:
         ended = False
@@ -226,38 +171,34 @@ class _Job:
         Raises:
             LaunchError: it is not, and no worker has come.
         """
-        tracker = self.runner.sc.statusTracker()
-        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(self.group)]
-        stages = [stage for job in jobs if job is not None for stage in job.stageIds]
-        barrier = max(stages, default=None)  # the last stage of our only job
-        running = {stage: tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()}
-        tasks = {stage: info.numActiveTasks for stage, info in running.items() if info is not None}
-        if any(count for stage, count in tasks.items() if stage != barrier):
+        busy, what = self.job.start_state()
+        if busy:
             self.asked = time.monotonic()
             return
         raise LaunchError(
-            f"0 of {self.runner.plan.tasks} workers came in {self.startup_timeout_s:.0f} s "
-            f"(compute.startup_timeout_s); Spark started {tasks.get(barrier, 0)} of their tasks and nothing else is "
-            "running. Look at the log of the executors: their Python does not start, or the tasks may run on some of "
-            "the hosts only"
+            f"0 of {self.plan.tasks} workers came in {self.startup_timeout_s:.0f} s (compute.startup_timeout_s); {what}"
         )
 
     def _note_failure(self, failure: Failure) -> None:
         self.failures.append(failure)
         if not failure.secondary:
-            self.runner.sc.cancelJobGroup(self.group)  # the survivors may be blocked in a collective
+            self.job.cancel()  # the survivors may be blocked in a collective
 
     def _explain(self) -> Exception:
         assert self.error is not None
+        if isinstance(self.error, TfdistError):
+            return self.error
         text = str(self.error)
+        if lacks_slots(text):
+            facts, waited_s = spark_facts(self.spark), time.monotonic() - self.started
+            return PreflightError(preflight.not_enough_now(facts, self.plan.tasks, waited_s))
         reported = find_report(text)
         failures = self.failures + ([reported] if reported else [])
         lost = lost_task(text, self.vigil.hosts)
         if lost is not None and all(f.secondary for f in failures):  # what survivors say follows from it
             failures = [lost]
-        # The name of the group is in the text when the run was cancelled by us.
-        of_ours = bool(reported or lost) or "LaunchError: " in text or self.group in text
-        if self.runner.rows is not None and not of_ours:
+        of_ours = bool(reported or lost) or "LaunchError: " in text or self.job.was_cancelled(text)
+        if self.with_rows and not of_ours:
             # The plan of the rows failed in Spark's own process; what the workers say follows from that.
             broken = WorkerError(
                 f"Spark could not compute the rows of the training, or lost a task: {spark_message(text)}"
@@ -278,15 +219,7 @@ class _Job:
 
 def spark_facts(spark: SparkSession) -> preflight.SparkFacts:
     """A snapshot of the session's configuration and of the tasks that can run at once now."""
-    sc = spark.sparkContext
-    java = sc._jsc.sc()  # no public call tells the number of concurrent tasks
-    profile = java.resourceProfileManager().defaultResourceProfile()
-    return preflight.SparkFacts(
-        master=sc.master,
-        conf=dict(sc.getConf().getAll()),
-        concurrent_tasks=int(java.maxNumConcurrentTasks(profile)),
-        cores=os.cpu_count() or 1,
-    )
+    return session_of(spark).facts()
 
 
 def check_cluster(spark: SparkSession, slots: int, *, use_gpu: bool, gpu: str, tasks: int | None = None) -> None:
@@ -335,7 +268,7 @@ def wait_for_slots(
 
 def session_or_new() -> SparkSession:
     """The active session, or a new one as the machine's Spark settings describe it."""
-    return SparkSession.builder.getOrCreate()
+    return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
 
 
 def active_session() -> SparkSession:

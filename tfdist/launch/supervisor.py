@@ -40,9 +40,22 @@ def supervise_with_rows(
         TrainingEndedError: the training process ended without a result.
     """
     with closing(Feed(batches)) as feed:
-        for results in supervise(plan, program, channel, feed):
-            if results is not None:
-                yield pa.record_batch({"result": pa.array(results, pa.binary())})
+        yield from _in_arrow(supervise(plan, program, channel, feed))
+
+
+def supervise_alone(
+    plan: LaunchPlan, program: bytes, channel: ChannelAddress, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Likewise for a frame whose rows only stand for the tasks."""
+    for _ in batches:  # a task whose rows were not read costs Spark the Python worker
+        pass
+    yield from _in_arrow(supervise(plan, program, channel, batches))
+
+
+def _in_arrow(outcome: Iterator[list[bytes] | None]) -> Iterator[pa.RecordBatch]:
+    for results in outcome:
+        if results is not None:
+            yield pa.record_batch({"result": pa.array(results, pa.binary())})
 
 
 def supervise(

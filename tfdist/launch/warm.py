@@ -76,7 +76,7 @@ def _namespaces() -> list[str]:
 
 def _module_path() -> list[str]:
     """Where modules come from, without the working folder, which each executor has for itself."""
-    return [path for path in sys.path if path and path != os.getcwd()]
+    return [path for path in sys.path if path and os.path.normpath(path) != os.getcwd()]  # Spark writes it a/./b too
 
 
 def _read_early(env: Mapping[str, str]) -> dict[str, str]:

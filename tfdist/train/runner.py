@@ -12,11 +12,12 @@ from typing import Any, Literal
 from tfdist.config import ComputeConfig, StrategyName
 from tfdist.errors import ConfigError, LaunchError, PreflightError
 from tfdist.launch import preflight
+from tfdist.launch.classic import UpstreamRunner
 from tfdist.launch.devices import visible_devices
 from tfdist.launch.local import LocalLauncher
 from tfdist.launch.program import dump_program
 from tfdist.launch.protocol import LaunchPlan, OnEvent, new_run_id
-from tfdist.launch.spark import SparkLauncher, UpstreamRunner, session_or_new, spark_facts
+from tfdist.launch.spark import SparkLauncher, session_or_new, spark_facts
 from tfdist.train.console import print_event
 from tfdist.train.function import run_train_fn
 
@@ -76,7 +77,7 @@ class MirroredStrategyRunner(UpstreamRunner):  # type: ignore[misc]
             stall_timeout_s=stall_timeout_s,
         )
         self._spark = spark or session_or_new()
-        self.sc = self._spark.sparkContext
+        self.sc = getattr(self._spark, "sparkContext", None)  # Spark Connect has none
         self._local_mode = local_mode
         self._use_custom_strategy = use_custom_strategy
         self._results = results
@@ -100,7 +101,7 @@ class MirroredStrategyRunner(UpstreamRunner):  # type: ignore[misc]
 
     def _driver_gpus(self) -> tuple[str, ...] | None:
         """What Spark gave the driver (``spark.driver.resource.gpu``); None where it gave none: those of its host."""
-        found = self.sc.resources.get(self._compute.gpu_resource_name)
+        found = None if self.sc is None else self.sc.resources.get(self._compute.gpu_resource_name)
         if found is None:
             return None
         try:
