@@ -48,3 +48,13 @@ def test_a_training_goes_on_when_the_host_is_back(found: dict[str, Any]) -> None
     assert "10.77.0.3" in found["back: what was noticed"]
     assert found["back: restarts"] == 1
     assert found["back: difference to the undisturbed training"] == 0
+
+
+def test_hosts_that_share_a_folder_of_sockets_have_warm_parents_of_their_own() -> None:
+    """Training processes are forked on their supervisor's host, though another has the same folders and settings."""
+    ask = [sys.executable, "-c", "from tfdist.launch.warm import identity; print(identity({}, 'application'))"]
+    here, again, apart = (
+        subprocess.run([*inside, *ask], capture_output=True, text=True, check=True).stdout
+        for inside in ((), (), ("unshare", "--net"))
+    )
+    assert here == again != apart
