@@ -23,7 +23,7 @@ from tfdist.errors import TfdistError, WorkerError
 from tfdist.launch.protocol import Event
 from tfdist.testing import tiny_parquet
 
-_STALL_S = 5.0
+_STALL_S = 15.0  # of trainings that are cut off; a machine that is busy with other things may seem to stand still
 _EPOCHS = 24
 _BACK_AFTER_S = 10.0
 _CUT_AT_EPOCH = 7
@@ -109,7 +109,8 @@ class Cable:
 
 
 def train(handle: Any, folder: Path, cable: Cable | None = None, **compute: Any) -> tfdist.FitResult:
-    compute = {"slots": 2, "threads_per_worker": 1, "stall_timeout_s": _STALL_S, **compute}
+    limit = {} if cable is None else {"stall_timeout_s": _STALL_S}
+    compute = {"slots": 2, "threads_per_worker": 1, **limit, **compute}
     return tfdist.fit(
         build_model,
         handle,
