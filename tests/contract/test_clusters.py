@@ -13,14 +13,17 @@ ROOT = Path(__file__).parents[2]
 LAUNCHERS = "tests/contract/test_launchers.py"
 # What differs between classic clusters is how tasks start, meet and end; processes are the same on all.
 DIFFERS = "every_rank or again_and_again or in_order_per_rank or segfault or event_callback or cannot_travel"
+# Ways to die and to begin that are the same to a session as those that stay.
+ALIKE = "kill or abort or exit or cold_start"
 
 
+@pytest.mark.timeout(1200)  # of all the tests inside, on a busy machine
 @pytest.mark.parametrize(
     ("cluster", "chosen", "files"),
     [
         ("local[2]", f"not [local and ({DIFFERS})", [LAUNCHERS]),
         ("standalone", f"not [local and ({DIFFERS})", [LAUNCHERS]),
-        ("connect", "not [local", [LAUNCHERS, "tests/spark/connect_cases.py"]),
+        ("connect", f"not [local and not ({ALIKE})", [LAUNCHERS, "tests/spark/connect_cases.py"]),
     ],
     ids=["local", "standalone", "connect"],
 )

@@ -18,8 +18,11 @@ import yaml
 from pyspark.sql import SparkSession
 
 import tfdist
-from tfdist.errors import ConfigError, PreflightError, WorkerError
+from tfdist.errors import ConfigError, LaunchError, PreflightError, WorkerError
+from tfdist.launch.program import dump_program
+from tfdist.launch.protocol import LaunchPlan, new_run_id
 from tfdist.launch.session import session_of
+from tfdist.launch.spark import SparkLauncher
 
 TWO = tfdist.ComputeConfig(slots=2)
 
@@ -105,6 +108,29 @@ def test_too_few_slots_are_told(spark: SparkSession) -> None:
         tfdist.MirroredStrategyRunner(num_slots=3, use_gpu=False).run(lambda: None)
     with pytest.raises(PreflightError, match=r"3 tasks must run at the same time .* offers fewer"):
         session_of(spark).texts(lambda _rows: iter(["x"]), 3, 60.0)
+
+
+def test_a_busy_cluster_is_waited_for_no_longer_than_told(spark: SparkSession, tmp_path: Path) -> None:
+    """While another operation holds the slots no worker comes: the run ends with what to do, and leaves that one."""
+
+    def hold(batches: Any) -> Any:
+        (tmp_path / "held").touch()
+        while not (tmp_path / "over").exists():
+            time.sleep(0.1)
+        yield from batches
+
+    other = threading.Thread(target=lambda: spark.range(0, 2, 1, 2).mapInArrow(hold, "id long").collect())
+    other.start()
+    try:
+        while not (tmp_path / "held").exists():
+            time.sleep(0.1)
+        plan = LaunchPlan(new_run_id(), 2, 2, "multi_worker_mirrored")
+        with pytest.raises(LaunchError, match=r"0 of 2 workers came in 3 s \(compute\.startup_timeout_s\); Spark"):
+            SparkLauncher(spark, startup_timeout_s=3.0).launch(dump_program(lambda: b"", "f"), plan, lambda _: None)
+        assert other.is_alive()
+    finally:
+        (tmp_path / "over").touch()
+        other.join()
 
 
 class OwnError(Exception):

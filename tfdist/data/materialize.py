@@ -54,7 +54,8 @@ def from_dataframe(
     """Training data from a DataFrame, written once as Parquet.
 
     The files are reused when the same plan over unchanged source files was written before. A plan whose outcome cannot
-    be known beforehand (Python functions, random numbers, rows of the driver) is written anew each time.
+    be known beforehand (Python functions, random numbers, rows of the driver, any over Spark Connect) is written anew
+    each time.
 
     Args:
         df: the rows.

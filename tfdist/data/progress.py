@@ -103,6 +103,7 @@ class WriteProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop()
+        # Spark Connect does not tell of tasks that go on; what they still write has no manifest and is swept later.
         if kind is not None and self._context is not None:
             self._settle()
 
