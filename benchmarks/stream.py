@@ -31,7 +31,7 @@ from tfdist.data import stream
 from tfdist.data.dealt import Dealt
 from tfdist.launch.program import dump_program
 from tfdist.launch.protocol import LaunchPlan, new_run_id
-from tfdist.train.driver import launch
+from tfdist.train.gang import launch
 
 BATCH = 4096
 WORKERS = 2

@@ -9,6 +9,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from tfdist.config import ComputeConfig
 from tfdist.data.location import default_cache_dir, open_storage
 from tfdist.errors import ConfigError, LaunchError, PreflightError
 from tfdist.launch import hosts, preflight
@@ -37,28 +38,30 @@ class Cluster:
 def look_at_cluster(spec: JobSpec, spark: SparkSession) -> Cluster:
     """Compare the session with what a job needs; a barrier job of about a second looks at the hosts."""
     from tfdist.launch.probe import probe, why_not_started
-    from tfdist.launch.spark import spark_facts, wait_for_slots
+    from tfdist.launch.slots import spark_facts
 
     compute = spec.compute
     if compute.launcher != "spark":
         return Cluster(None, (), (), ())
     facts = spark_facts(spark)
-    tasks, problems = preflight.tasks_for(
-        compute.slots, facts.conf, use_gpu=compute.use_gpu, gpu_resource_name=compute.gpu_resource_name
-    )
-    problems += preflight.problems(facts, tasks)
+    gpus: Any = {"use_gpu": compute.use_gpu, "gpu_resource_name": compute.gpu_resource_name}
+    tasks, problems = preflight.tasks_for(compute.slots, facts.conf, **gpus)
+    least = None if compute.min_slots is None else preflight.tasks_for(compute.min_slots, facts.conf, **gpus)[0]
+    problems += preflight.problems(facts, tasks, least)
     notes = preflight.notes(facts)
     most = preflight.most_tasks(facts)
     some = tasks if most is None else min(tasks, most)
     if some < 1 or not preflight.runs_barriers(facts):
         return Cluster(None, (), tuple(problems), tuple(notes))
     try:
-        wait_for_slots(spark, some, compute.startup_timeout_s, lambda _event: None)
+        some = _wait_for(spark, some, some if least is None else min(least, some), compute)
     except PreflightError as error:
         problems += error.problems
         some = min(some, spark_facts(spark).concurrent_tasks or 0)
         if some < 1:
             return Cluster(None, (), tuple(problems), tuple(notes))
+    if least is not None and least <= some < tasks:
+        notes.append(f"compute.slots: {some} of {tasks} are there; an elastic training begins with these")
     folders = shared_folders(spec)
     try:
         driver, workers = probe(spark, some, folders, compute.startup_timeout_s)
@@ -74,6 +77,17 @@ def look_at_cluster(spec: JobSpec, spark: SparkSession) -> Cluster:
         problems += hosts.device_problems(workers, compute.gpu_resource_name)
     notes += hosts.notes(workers, compute.gpu_resource_name)
     return Cluster(driver, tuple(workers), tuple(problems), tuple(notes))
+
+
+def _wait_for(spark: SparkSession, tasks: int, least: int, compute: ComputeConfig) -> int:
+    """How many tasks run at once, after the waiting of a launch."""
+    from tfdist.launch.slots import gather_slots, wait_for_slots
+
+    if compute.min_slots is None:
+        wait_for_slots(spark, tasks, compute.startup_timeout_s, lambda _event: None)
+        return tasks
+    limits = (compute.startup_timeout_s, compute.last_call_timeout_s)
+    return gather_slots(spark, tasks, least, *limits, lambda _event: None)
 
 
 def shared_folders(spec: JobSpec) -> dict[str, Path]:

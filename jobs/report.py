@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tfdist.train.console import workers_text
+
 from .result import JobResult
 
 _NAMES = {
@@ -75,10 +77,12 @@ def summary(result: JobResult, console: Console) -> None:
     seconds.add_row(*[f"{value:.1f}" for value in result.seconds.values()])
     rows = ", ".join(f"{count:,} {part}" for part, count in result.rows.items())
     workers = ", ".join(f"{worker['rank']} on {worker['host']}" for worker in result.workers)
+    launches = result.world_sizes
+    again = f"; launched {len(launches)} times, with {workers_text(launches)}" if len(launches) > 1 else ""
     dropped = f"; {result.dropped_rows:,} left out of each epoch" if result.dropped_rows else ""
     facts = {
         "rows": f"{rows}{dropped}; trained at {result.rows_per_s:,.0f} rows/s",
-        "workers": workers,
+        "workers": f"{workers}{again}",
         "model": str(result.model_path),
         "figure": str(result.figure_path),
         "run": f"{result.run_id} in experiment {result.experiment}",

@@ -22,6 +22,7 @@ class JobResult:
         rows_per_s: training rows per second over all workers.
         seconds: wall seconds by phase.
         workers: rank and host of each worker.
+        world_sizes: number of workers of each launch; the last one trained to the end.
         model_path: the trained model.
         figure_path: the training curve.
         tracking_uri: where the run is tracked.
@@ -38,6 +39,7 @@ class JobResult:
     rows_per_s: float
     seconds: Mapping[str, float]
     workers: tuple[Mapping[str, Any], ...]
+    world_sizes: tuple[int, ...]
     model_path: Path
     figure_path: Path
     tracking_uri: str

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
 
 import tfdist
+from tfdist.config import ComputeConfig
 from tfdist.data import Handle, from_dataframe
 from tfdist.data.location import open_storage
 from tfdist.errors import ConfigError, PreflightError
@@ -102,7 +103,7 @@ def _train_and_measure(spec: JobSpec, task: Task, parts: Parts, run: Run, clock:
     for part, digest in digests.items():
         run.log_input(spec.source.text, digest, part, rows[part])
 
-    clock.start("train", f"training on {rows['train']:,} rows with {spec.compute.slots} workers")
+    clock.start("train", f"training on {rows['train']:,} rows with {_wanted(spec.compute)} workers")
 
     output_dir = Path(spec.output_dir).absolute()
     fit = dataclasses.replace(
@@ -146,12 +147,18 @@ def _train_and_measure(spec: JobSpec, task: Task, parts: Parts, run: Run, clock:
         rows_per_s=fitted.rows_per_s,
         seconds=clock.stop(),
         workers=tuple(fitted.workers),
+        world_sizes=fitted.world_sizes,
         model_path=fitted.model_path,
         figure_path=output_dir / FIGURE,
         tracking_uri=run.uri,
         experiment=run.experiment,
         run_id=run.run_id,
     )
+
+
+def _wanted(compute: ComputeConfig) -> str:
+    least = compute.min_slots
+    return str(compute.slots) if least in (None, compute.slots) else f"{least} to {compute.slots}"
 
 
 def _handle(part: DataFrame, spec: JobSpec, task: Task, name: str) -> Handle:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +41,11 @@ class ComputeConfig:
         launcher: ``spark`` runs each worker as a barrier task of the session, ``local`` as a process of this host.
         warm_start: fork workers from a process that has imported TensorFlow; False starts new interpreters.
         max_restarts: how often a training is launched again, from its last checkpoint, when a worker died.
+        min_slots: makes the training elastic: each launch takes the slots that are there, from ``min_slots`` to
+            ``slots``. None: always ``slots``.
+        last_call_timeout_s: seconds in which an elastic launch that has ``min_slots`` waits for the others: new
+            executors take their time, and Spark replaces a lost one within seconds where a host has room. (The name
+            and the default are those of torchrun's rendezvous.)
     """
 
     slots: int = 1
@@ -56,6 +61,8 @@ class ComputeConfig:
     launcher: Literal["spark", "local"] = "spark"
     warm_start: bool = True
     max_restarts: int = 0
+    min_slots: int | None = None
+    last_call_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
         problems: list[str] = []
@@ -81,11 +88,30 @@ class ComputeConfig:
             problems.append(f"compute.max_restarts: expected a whole number of at least 0, got {self.max_restarts!r}")
         if self.gpu_memory_growth not in (None, True, False):
             problems.append(f"compute.gpu_memory_growth: expected True, False or None, got {self.gpu_memory_growth!r}")
+        self._check_elastic(problems)
         bad = [k for k, v in self.env.items() if not isinstance(k, str) or not isinstance(v, str)]
         if bad:
             problems.append(f"compute.env: expected text values, got other types for {', '.join(map(repr, bad))}")
         if problems:
             raise ConfigError(problems)
+
+    def _check_elastic(self, problems: list[str]) -> None:
+        if self.min_slots is not None:
+            before = len(problems)
+            _check_positive("compute", {"min_slots": self.min_slots}, problems)
+            if len(problems) == before and isinstance(self.slots, int) and self.min_slots > self.slots:
+                problems.append(f"compute.min_slots: expected at most {self.slots} (slots), got {self.min_slots}")
+        if not self.last_call_timeout_s >= 0:
+            problems.append(
+                f"compute.last_call_timeout_s: expected seconds of at least 0, got {self.last_call_timeout_s!r}"
+            )
+
+    def with_slots(self, slots: int) -> ComputeConfig:
+        """The same with exactly so many slots, at most those of now; a rank that is not there shows nothing."""
+        shown = self.show_output
+        if isinstance(shown, int) and not isinstance(shown, bool) and shown >= slots:
+            shown = "none"
+        return replace(self, slots=slots, min_slots=None, show_output=shown)
 
     def _shows_somebody(self) -> bool:
         if isinstance(self.show_output, str):

@@ -48,6 +48,30 @@ def test_a_wrong_fit_setting_is_named(wrong: dict[str, object]) -> None:
         FitConfig(**wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"min_slots": 0}, "min_slots: expected a whole number of at least 1, got 0"),
+        ({"min_slots": True}, "min_slots: expected a whole number"),
+        ({"min_slots": 4}, r"min_slots: expected at most 3 \(slots\), got 4"),
+        ({"last_call_timeout_s": -1.0}, "last_call_timeout_s: expected seconds of at least 0, got -1.0"),
+        ({"last_call_timeout_s": float("nan")}, "last_call_timeout_s: expected seconds of at least 0, got nan"),
+    ],
+)
+def test_a_wrong_setting_of_an_elastic_training_is_named(wrong: dict[str, float], told: str) -> None:
+    """The least number of slots is at least 1 and at most all; the wait for the others is no negative number."""
+    with pytest.raises(ConfigError, match=f"compute.{told}"):
+        ComputeConfig(slots=3, **wrong)  # type: ignore[arg-type]
+
+
+def test_with_fewer_slots_a_rank_that_is_not_there_is_not_shown() -> None:
+    """What a launch with fewer workers is given is valid, whatever rank was to be shown."""
+    compute = ComputeConfig(slots=3, min_slots=1, show_output=2)
+    assert compute.with_slots(3) == ComputeConfig(slots=3, show_output=2)
+    assert compute.with_slots(2) == ComputeConfig(slots=2, show_output="none")
+    assert compute.with_slots(1).strategy_in_force == "single"
+
+
 @pytest.mark.parametrize("wrong", [2, -1, True, 1.0, "all workers"])
 def test_whose_output_is_shown_is_a_word_or_a_rank(wrong: object) -> None:
     """Each rank of the slots can be shown by itself; another number, and what is no number, is refused."""

@@ -21,11 +21,20 @@ MIXING: st.SearchStrategy[Mixing] = st.sampled_from(["none", "rows", "pool"])
 BATCH = st.integers(1, 70)
 
 
-def make_epoch(groups: list[int], batch: int, world: int, *, mixing: Mixing = "rows", per_round: int = 3) -> Epoch:
+def make_epoch(
+    groups: list[int],
+    batch: int,
+    world: int,
+    *,
+    mixing: Mixing = "rows",
+    per_round: int = 3,
+    laid_out_for: int | None = None,
+) -> Epoch:
+    planned = laid_out_for or world
     return Epoch(
         groups=tuple(groups),
-        batches=plan_batches(sum(groups), batch, world),
-        lanes=1 if mixing == "none" else lane_count(world, batch),
+        batches=plan_batches(sum(groups), batch, world, laid_out_for=planned),
+        lanes=1 if mixing == "none" else lane_count(planned, batch),
         steps_per_round=per_round,
         share=Share(0, world),
         seed=5,
@@ -87,6 +96,27 @@ def test_any_number_of_workers_sees_the_same_global_batches(groups: list[int], b
         assert seen is None or together == seen
         seen = together
     assert seen is not None
+
+
+@given(GROUPS, BATCH, WORKERS, WORKERS, MIXING)
+def test_other_workers_keep_the_batches_of_those_that_began(
+    groups: list[int], batch: int, began: int, now: int, mixing: Mixing
+) -> None:
+    """Laid out for the workers that a training began with, the global batches are theirs for any number of workers.
+
+    More workers than the rows of a short last batch are refused.
+    """
+    assume(sum(groups) >= max(began, now) and batch >= max(began, now))
+    before = make_epoch(groups, batch, began, mixing=mixing)
+    if now > min(before.batches.tail, default=now):
+        with pytest.raises(ConfigError, match=rf"slots: expected at most \d+ workers, got {now}"):
+            make_epoch(groups, batch, now, mixing=mixing, laid_out_for=began)
+        return
+    seen, wanted = (
+        [Counter(row for steps in workers for row in steps[k]) for k in range(len(workers[0]))]
+        for workers in map(workers_of, (make_epoch(groups, batch, now, mixing=mixing, laid_out_for=began), before))
+    )
+    assert seen == wanted
 
 
 @given(GROUPS, BATCH, WORKERS, MIXING)

@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.launch.preflight import CLEAR_TEXT, DISCOVERY_SCRIPT, SparkFacts, most_tasks, notes, problems, tasks_for
+from tfdist.launch.preflight import (
+    CLEAR_TEXT,
+    DISCOVERY_SCRIPT,
+    SparkFacts,
+    most_tasks,
+    not_enough_now,
+    notes,
+    problems,
+    tasks_for,
+)
 
 CLUSTER = "local-cluster[2,2,1024]"
 GPUS = {"spark.task.resource.gpu.amount": "1", "spark.executor.resource.gpu.amount": "1"}
@@ -68,6 +77,16 @@ def test_too_few_slots_come_with_the_arithmetic() -> None:
     assert "use at most 1 slots" in problem
     (problem,) = problems(SparkFacts(CLUSTER, GPUS), 4)
     assert "(2 executors x 2 cores / spark.task.cpus=1, spark.task.resource.gpu=1); use at most 2 slots" in problem
+
+
+def test_an_elastic_training_needs_its_least_slots_only() -> None:
+    """With ``min_slots`` fewer tasks than slots are no problem; fewer than that are, by that setting's name."""
+    facts = SparkFacts("local-cluster[2,1,1024]", {}, concurrent_tasks=1)
+    assert problems(facts, 4, 2) == []
+    (problem,) = problems(facts, 4, 3)
+    assert problem.startswith("compute.min_slots: 3 tasks must run at the same time")
+    assert not_enough_now(facts, 4, 9.0, 2).startswith("compute.min_slots: 2 tasks must run at the same time")
+    assert not_enough_now(facts, 4, 9.0).startswith("compute.slots: 4 tasks must run at the same time")
 
 
 @pytest.mark.parametrize(("held", "amount", "most"), [("2", "1", 4), ("2", "0.5", 8), ("4", "2", 4), ("1", "2", 0)])

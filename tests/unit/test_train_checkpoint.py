@@ -6,20 +6,23 @@ import json
 import resource
 import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes  # noqa: F401  gives NumPy the dtypes that it has where TensorFlow is imported
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tfdist.errors import ConfigError
-from tfdist.train.checkpoint import Manifest, Position, RankState, newest, partial_folder, write_rank
-from tfdist.train.plain import NotPlainError, from_plain, to_plain
+from tfdist.train.checkpoint import Manifest, Position, RankState, complete, newest, partial_folder, seals, write_rank
+from tfdist.train.plain import NotPlainError, as_stored, from_plain, storable, to_plain
+from tfdist.train.regroup import regrouped
 from tfdist.train.writer import CheckpointWriter
 
 WORLD = 2
@@ -128,6 +131,43 @@ def test_a_new_training_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
     assert found is not None
     assert of_old is not None
     assert (found.manifest.training, of_old.manifest.position.total) == ("t2", 10)
+
+
+@given(
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.sampled_from(["float32", "float64", "int32", "bfloat16"]),
+    st.integers(0, 2**32),
+)
+def test_another_number_of_workers_takes_over_sums_means_and_equal_values(
+    before: int, after: int, replicas: int, dtype: str, seed: int
+) -> None:
+    """What M workers have summed N workers have summed; a mean stays the mean, and what is equal stays equal."""
+    rng = np.random.default_rng(seed)
+    of = [{f"v{i}.{j}": rng.integers(0, 99, 3).astype(dtype) for i in (0, 1) for j in range(2)} for _ in range(before)]
+    with tempfile.TemporaryDirectory() as folder:
+        partial = partial_folder(Path(folder), 5, "r1")
+        variables = [["total", [3], dtype], ["moving_mean", [3], dtype], ["kernel", [3], dtype]]
+        on_read = {"0": "sum", "1": "mean"}
+        kernel = {f"v2.{j}": rng.integers(0, 99, 3).astype(dtype) for j in range(2)}
+        for rank, arrays in enumerate(of):
+            write_rank(partial, rank, RankState({k: storable(v) for k, v in (arrays | kernel).items()}, {}))
+        written = Manifest("t1", "r1", before, Position(5), {}, variables, replicas=2 * before, on_read=on_read)
+        complete(partial, replace(written, files=seals(partial, before) or {}))
+        found = newest(Path(folder))
+        assert found is not None
+        new = [regrouped(found, rank, [replicas] * 3, on_read) for rank in range(after)]
+
+    def of_all(number: int) -> np.ndarray:
+        """``[replicas, 3]``: the values of a variable on all new replicas."""
+        return np.stack([as_stored(a[f"v{number}.{j}"], np.dtype(dtype), (3,)) for a in new for j in range(replicas)])
+
+    old = [np.stack([a[f"v{i}.{j}"] for a in of for j in (0, 1)]).astype(float) for i in (0, 1)]
+    assert {of_all(i).dtype for i in range(3)} == {np.dtype(dtype)}
+    np.testing.assert_array_equal(of_all(0).astype(float).sum(axis=0), old[0].sum(axis=0).astype(dtype).astype(float))
+    for number, wanted in ((1, old[1].mean(axis=0).astype(dtype)), (2, kernel["v2.0"])):
+        np.testing.assert_array_equal(of_all(number), np.broadcast_to(wanted, (after * replicas, 3)))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tfdist.train.console import PlainLines, describe, readable, shown
+from tfdist.train.console import PlainLines, describe, readable, shown, workers_text
 from tfdist.train.live import LiveDisplay, clock_text
 
 START = {"kind": "start", "rank": 0, "epochs": 3, "rows": 1200, "steps": 120, "epoch": 0, "step": 0}
@@ -30,6 +30,9 @@ RESTART = {
     "epoch": 1,
     "step": 150,
     "cause": "rank 1 on b: SIGKILL",
+    "workers": 3,
+    "workers_before": 3,
+    "slots": 3,
 }
 
 
@@ -88,6 +91,31 @@ def test_the_display_says_where_a_training_is() -> None:
     display({**EPOCH, "epoch": 2})
     assert "epoch 3/3" in picture(display)[0]
     assert "step 120/120  saving the model" in picture(display)[0]
+
+
+def test_an_elastic_training_says_with_how_many_workers_it_goes_on() -> None:
+    """Waiting, fewer workers at the start and after a restart, and all of them again: as lines and on the display."""
+    display = LiveDisplay(terminal(), describe, Clock())
+    waiting = {"kind": "waiting", "rank": 0, "ready": 2, "wanted": 3}
+    fewer = {**RESTART, "workers": 2}
+    more = {**fewer, "workers_before": 2, "workers": 3}
+    assert describe({"kind": "world", "rank": 0, "workers": 2, "slots": 3}) == "training on 2 of 3 workers"
+    assert describe({**waiting, "cause": "rank 1 on b: SIGKILL"}) == (
+        "waiting for the cluster: 2/3 slots, since rank 1 on b: SIGKILL"
+    )
+    assert describe(fewer) == "restart 1 of 2 from epoch 2, step 150, with 2 of 3 workers: rank 1 on b: SIGKILL"
+    assert describe(more) == "restart 1 of 2 from epoch 2, step 150, with 3 of 3 workers: rank 1 on b: SIGKILL"
+    assert describe(RESTART) == "restart 1 of 2 from epoch 2, step 150: rank 1 on b: SIGKILL"
+    display(waiting)
+    assert picture(display) == ["waiting for slots  0:00 elapsed"]
+    display({"kind": "joined", "rank": 0, "host": "a"})
+    assert picture(display) == ["starting the workers  0:00 elapsed"]
+    for event, told in ((fewer, True), (more, False)):
+        display(event)
+        display(START)
+        display(step(60))
+        assert ("50 rows/s  2 of 3 workers  0:00 elapsed" in picture(display)[0]) is told
+    assert workers_text((3, 3, 2, 3)) == "3, then 2, then 3 workers"
 
 
 def test_a_narrow_terminal_gets_lines_that_fit() -> None:

@@ -46,7 +46,9 @@ class Share:
 ALONE = Share()
 
 
-def plan_batches(rows: int, global_batch: int, world: int = 1, drop_remainder: bool = False) -> Batches:
+def plan_batches(
+    rows: int, global_batch: int, world: int = 1, drop_remainder: bool = False, laid_out_for: int | None = None
+) -> Batches:
     """Cut an epoch into global batches of which every worker gets at least a row.
 
     Rows move to a short last batch from the one before it, so that it has at least as many as there are lanes. Where
@@ -57,6 +59,7 @@ def plan_batches(rows: int, global_batch: int, world: int = 1, drop_remainder: b
         global_batch: rows of a global batch.
         world: number of workers.
         drop_remainder: leave out the rows that do not fill a batch.
+        laid_out_for: the number of workers that decides where the batches are cut; by default that of now.
 
     Raises:
         ConfigError: there are fewer rows, or smaller batches, than workers.
@@ -82,12 +85,20 @@ def plan_batches(rows: int, global_batch: int, world: int = 1, drop_remainder: b
                 "use a smaller global_batch or keep the remainder"
             )
         return Batches(global_batch, full, ())
-    least = lane_count(world, global_batch)
+    planned = laid_out_for or world
+    least = lane_count(planned, global_batch)
     if not full or not rest or rest >= least:
-        return Batches(global_batch, full, (rest,) if rest else ())
-    both = global_batch + rest
-    last = min(least, both // 2)
-    return Batches(global_batch, full - 1, (both - last, last) if last >= world else (both,))
+        found = Batches(global_batch, full, (rest,) if rest else ())
+    else:
+        both = global_batch + rest
+        last = min(least, both // 2)
+        found = Batches(global_batch, full - 1, (both - last, last) if last >= planned else (both,))
+    if min(found.tail, default=world) < world:
+        raise ConfigError(
+            f"slots: expected at most {min(found.tail)} workers, got {world}; the batches are those of a training that "
+            f"began with {planned}, and the last ones have {', '.join(map(str, found.tail))} rows"
+        )
+    return found
 
 
 def lane_count(world: int, global_batch: int) -> int:

@@ -24,11 +24,14 @@ class Handle:
         manifest: its files, row counts and schema.
         cache_dir: folder of cached data, beside which models are kept.
         transform: applied to the features of each batch.
+        laid_out_for: the number of workers whose batches these are, where others read them: of a training that goes on
+            with fewer or more workers; None: that of now.
     """
 
     manifest: Manifest
     cache_dir: str
     transform: Callable[[Any], Any] | None = None
+    laid_out_for: int | None = None
 
     @staticmethod
     def of(manifest: Manifest, cache_dir: str, transform: Any = None) -> Handle:
@@ -88,7 +91,7 @@ class Handle:
         """
         _check_positive("global_batch", global_batch)
         world = min(worker_context().world_size, max(self.rows, 1))
-        return plan_batches(self.rows, global_batch, world, drop_remainder).steps
+        return plan_batches(self.rows, global_batch, world, drop_remainder, self.laid_out_for).steps
 
     def to_tf(
         self,
@@ -166,6 +169,7 @@ class Handle:
             drop_remainder=drop_remainder,
             lanes=lanes,
             pool_bytes=pool_bytes,
+            laid_out_for=self.laid_out_for,
         )
         if self.transform is None:
             return dataset(reading, epoch, start_step, repeat)

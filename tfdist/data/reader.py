@@ -37,6 +37,7 @@ class Reading:
         drop_remainder: leave out the rows that do not fill a batch.
         lanes: parts of the data set that each batch draws from; None decides.
         pool_bytes: memory of the rows that are mixed with each other, over all workers.
+        laid_out_for: the number of workers whose batches these are; None: that of now.
     """
 
     manifest: Manifest
@@ -48,6 +49,7 @@ class Reading:
     drop_remainder: bool = False
     lanes: int | None = None
     pool_bytes: int = POOL_BYTES
+    laid_out_for: int | None = None
 
     def epoch(self, number: int) -> Epoch:
         """The order of an epoch.
@@ -65,10 +67,11 @@ class Reading:
             # Rows of one row group need no copy to lie after one another.
             together = min(BLOCK_BYTES // manifest.row_bytes, max(groups, default=0))
         steps = max(1, together // self.global_batch)
-        lanes = lane_count(world, self.global_batch) if mixed else 1
+        planned = self.laid_out_for or world
+        lanes = lane_count(planned, self.global_batch) if mixed else 1
         return Epoch(
             groups=groups,
-            batches=plan_batches(manifest.rows, self.global_batch, world, self.drop_remainder),
+            batches=plan_batches(manifest.rows, self.global_batch, world, self.drop_remainder, planned),
             lanes=self.lanes or lanes,
             steps_per_round=steps,
             share=self.share,

@@ -113,11 +113,16 @@ def most_tasks(facts: SparkFacts) -> int | None:
     return executors * min([cores // _task_cpus(facts), *_by_resources(facts.conf)])
 
 
-def problems(facts: SparkFacts, tasks: int) -> list[str]:
+def problems(facts: SparkFacts, tasks: int, least: int | None = None) -> list[str]:
     """Everything that keeps ``tasks`` barrier tasks from running at the same time, each with what to change.
 
     Also what the user would not want in silence: clear text beside Spark's own encryption, and results that the
     driver would not accept.
+
+    Args:
+        facts: what Spark says of itself.
+        tasks: how many are wanted.
+        least: how many will do for an elastic training; None: all.
     """
     found = [*_encryption(facts.conf), *_results(facts.conf)]
     if not runs_barriers(facts):
@@ -134,8 +139,8 @@ def problems(facts: SparkFacts, tasks: int) -> list[str]:
         )
         return found
     most = most_tasks(facts)
-    if most is not None and most < tasks:
-        found.append(_too_few(facts, tasks, most))
+    if most is not None and most < (least or tasks):
+        found.append(_too_few(facts, least or tasks, most, "slots" if least is None else "min_slots"))
     return found
 
 
@@ -176,15 +181,15 @@ def _results(conf: Mapping[str, str]) -> list[str]:
     return [f"{found}; the driver would refuse what the workers return in the end: raise it, or leave it out (1g)"]
 
 
-def _too_few(facts: SparkFacts, tasks: int, most: int) -> str:
+def _too_few(facts: SparkFacts, tasks: int, most: int, setting: str) -> str:
     executors, cores = _executors(facts)
     resources = "".join(
         f", {key.removesuffix('.amount')}={amount}" for key, amount in sorted(_task_resources(facts.conf).items())
     )
     return (
-        f"compute.slots: {tasks} tasks must run at the same time and the cluster ({facts.master}) runs {most} at most "
-        f"({executors} executors x {cores} cores / spark.task.cpus={_task_cpus(facts)}{resources}); use at most {most} "
-        "slots, or give the session more executors or cores"
+        f"compute.{setting}: {tasks} tasks must run at the same time and the cluster ({facts.master}) runs {most} at "
+        f"most ({executors} executors x {cores} cores / spark.task.cpus={_task_cpus(facts)}{resources}); use at most "
+        f"{most} slots, or give the session more executors or cores"
     )
 
 
@@ -241,11 +246,13 @@ def _bytes(text: str) -> int | None:
     return int(found[1]) * 1024 ** _POWERS[found[2]] if found else None
 
 
-def not_enough_now(facts: SparkFacts, tasks: int, waited_s: float) -> str:
+def not_enough_now(facts: SparkFacts, tasks: int, waited_s: float, least: int | None = None) -> str:
     """The problem text for a cluster that still offers too few tasks after ``waited_s`` seconds."""
+    least = least or tasks
+    setting = "slots" if least == tasks else "min_slots"
     offered = "fewer" if facts.concurrent_tasks is None else str(facts.concurrent_tasks)
     return (
-        f"compute.slots: {tasks} tasks must run at the same time and {facts.master} offers {offered} after "
+        f"compute.{setting}: {least} tasks must run at the same time and {facts.master} offers {offered} after "
         f"{waited_s:.0f} s; use fewer slots, give the session more executors or cores, or raise "
         "compute.startup_timeout_s if executors are still coming"
     )

@@ -18,6 +18,7 @@ from tfdist.launch.failures import cause, find_report, lacks_slots, lost_task, s
 from tfdist.launch.ports import with_other_ports
 from tfdist.launch.protocol import Event, Failure, LaunchPlan
 from tfdist.launch.session import BarrierJob, session_of
+from tfdist.launch.slots import check_cluster, spark_facts, wait_for_slots
 from tfdist.launch.vigil import OF_OURS, Vigil
 
 _CANCEL_TIMEOUT_S = 10.0
@@ -215,55 +216,6 @@ class _Run:
         ended = WorkerError(f"Spark ended the training before a worker could say why: {text}")
         ended.__cause__ = self.error
         return ended
-
-
-def spark_facts(spark: SparkSession) -> preflight.SparkFacts:
-    """A snapshot of the session's configuration and of the tasks that can run at once now."""
-    return session_of(spark).facts()
-
-
-def check_cluster(spark: SparkSession, slots: int, *, use_gpu: bool, gpu: str, tasks: int | None = None) -> None:
-    """Compare what a training asks for with the session's configuration.
-
-    Args:
-        spark: the session.
-        slots: number of workers (CPU) or GPUs.
-        use_gpu: whether slots are GPUs.
-        gpu: the name of their Spark resource.
-        tasks: the number of barrier tasks, where it is decided already.
-
-    Raises:
-        PreflightError: they do not fit, with all reasons.
-    """
-    facts = spark_facts(spark)
-    needed, found = preflight.tasks_for(slots, facts.conf, use_gpu=use_gpu, gpu_resource_name=gpu)
-    found += preflight.problems(facts, tasks or needed)
-    if found:
-        raise PreflightError(found)
-
-
-def wait_for_slots(
-    spark: SparkSession, tasks: int, startup_timeout_s: float, on_event: Callable[[Event], None]
-) -> None:
-    """Wait until the session runs ``tasks`` tasks at once; ``on_event`` is told of each step.
-
-    Raises:
-        PreflightError: it does not after ``startup_timeout_s``, or has stopped growing.
-    """
-    facts = spark_facts(spark)
-    start = time.monotonic()
-    grown_at, before = start, facts.concurrent_tasks
-    # Without a fixed size to compare with, a cluster that stopped growing is taken as complete after 15 s.
-    patience_s = startup_timeout_s if preflight.most_tasks(facts) is not None else 15.0
-    while facts.concurrent_tasks is not None and facts.concurrent_tasks < tasks:
-        now = time.monotonic()
-        if facts.concurrent_tasks != before:
-            grown_at, before = now, facts.concurrent_tasks
-            on_event({"kind": "waiting", "rank": 0, "ready": before, "wanted": tasks})
-        if now - grown_at > patience_s or now - start > startup_timeout_s:
-            raise PreflightError(preflight.not_enough_now(facts, tasks, now - start))
-        threading.Event().wait(0.2)
-        facts = spark_facts(spark)
 
 
 def session_or_new() -> SparkSession:

@@ -68,6 +68,9 @@ class Manifest:
         variables: path, shape and dtype of each variable.
         files: SHA-256 and size in bytes of the file of each rank.
         format: version of the layout.
+        replicas: number of replicas over all ranks; 0 where it is not known.
+        on_read: number of a variable to ``sum`` or ``mean``, for those of which each replica has a value of its own,
+            and which are the sum or mean of these when they are read.
     """
 
     training: str
@@ -78,6 +81,8 @@ class Manifest:
     variables: Sequence[Sequence[Any]]
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     format: int = FORMAT
+    replicas: int = 0
+    on_read: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def order(self) -> tuple[str, int, int]:
@@ -92,9 +97,13 @@ class Checkpoint:
     folder: Path
     manifest: Manifest
 
+    def archive(self, rank: int) -> Any:
+        """The arrays of a rank by name, each read when it is asked for; to be closed."""
+        return np.load(self.folder / _rank_file(rank), allow_pickle=False)
+
     def read(self, rank: int) -> RankState:
         """The state of a rank."""
-        with np.load(self.folder / _rank_file(rank), allow_pickle=False) as archive:
+        with self.archive(rank) as archive:
             arrays = {name: archive[name] for name in archive.files}
         return RankState(arrays, json.loads(arrays.pop(_VALUES).tobytes()))
 

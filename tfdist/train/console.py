@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -90,18 +91,28 @@ def describe(event: Event) -> str | None:
         return None
     match event["kind"]:
         case "waiting":
-            return f"waiting for the cluster: {event['ready']}/{event['wanted']} slots"
+            since = f", since {event['cause']}" if "cause" in event else ""
+            return f"waiting for the cluster: {event['ready']}/{event['wanted']} slots{since}"
+        case "world":
+            return f"training on {event['workers']} of {event['slots']} workers"
         case "line":
             return f"[{event['rank']}] {readable(event['text'])}"
         case "epoch":
             head = f"epoch {event['epoch'] + 1}/{event['epochs']}"
             return f"{head}  {numbers(event['logs'])}  {event['rows_per_s']:,.0f} rows/s  {event['seconds']:.1f} s"
         case "restart":
-            place = f"from epoch {event['epoch'] + 1}, step {event['step']}"
+            place = f"from epoch {event['epoch'] + 1}, step {event['step']}{_with_workers(event)}"
             return f"restart {event['attempt']} of {event['of']} {place}: {event['cause']}"
         case "checkpoint-failed":
             return f"warning: no checkpoint of step {event['step']}, the one before stays: {event['error']}"
     return None
+
+
+def _with_workers(event: Event) -> str:
+    """With how many workers a training goes on, where these are not all of them as before."""
+    if {event["workers"], event["workers_before"]} == {event["slots"]}:
+        return ""
+    return f", with {event['workers']} of {event['slots']} workers"
 
 
 def describe_step(event: Event) -> str:
@@ -124,14 +135,20 @@ def print_event(event: Event) -> None:
         sys.stdout.flush()
 
 
+def workers_text(world_sizes: Sequence[int]) -> str:
+    """The number of workers of each launch in words: ``3, then 2 workers``."""
+    return f"{', then '.join(str(size) for size, _ in groupby(world_sizes))} workers"
+
+
 def print_outcome(result: Any, console: Console | None = None) -> None:
     """Say on a terminal what a training came to; ``result`` is a :class:`tfdist.FitResult`."""
     console = console or Console()
     last: Mapping[str, float] = {name: values[-1] for name, values in result.history.items() if values}
     epochs = max(map(len, result.history.values()), default=0)
     again = f", {result.restarts} restarts" if result.restarts else ""
+    workers = workers_text(result.world_sizes)
     facts = {
-        "trained": f"{epochs} epochs on {len(result.workers)} workers in {result.seconds['total']:.1f} s{again}",
+        "trained": f"{epochs} epochs on {workers} in {result.seconds['total']:.1f} s{again}",
         "speed": f"{result.rows_per_s:,.0f} rows/s",
         "metrics": numbers(last),
         "model": str(result.model_path),

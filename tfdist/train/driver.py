@@ -6,21 +6,22 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from tfdist.config import ComputeConfig, FitConfig
 from tfdist.data import Handle, Stream
 from tfdist.errors import DivergenceError
-from tfdist.launch.local import LocalLauncher
 from tfdist.launch.program import dump_program
 from tfdist.launch.protocol import Event, LaunchPlan, OnEvent, new_run_id
 from tfdist.train.checks import check_arguments, check_training
 from tfdist.train.console import print_outcome, shown
+from tfdist.train.gang import gathered, launch
 from tfdist.train.live import LiveDisplay
 from tfdist.train.publish import announced
 from tfdist.train.restarts import checkpoint_plan, with_restarts
@@ -44,6 +45,7 @@ class FitResult:
         workers: for each rank its ``rank``, ``host``, ``pid`` and ``devices``.
         run_id: identifies the launch, the last one after restarts.
         restarts: how often the training was launched again.
+        world_sizes: number of workers of each launch; the last one trained to the end.
     """
 
     history: Mapping[str, list[float]]
@@ -55,6 +57,7 @@ class FitResult:
     workers: tuple[Mapping[str, Any], ...]
     run_id: str
     restarts: int = 0
+    world_sizes: tuple[int, ...] = ()
 
     def model(self) -> Any:
         """Load the trained model (a compiled ``keras.Model``) in this process."""
@@ -101,29 +104,33 @@ def fit(
     run_id = new_run_id()
     output_dir = _output_dir(fit, train, run_id)
     check_training(train, validation, compute, fit, output_dir)
-    workers = count_workers(compute, spark or (train.frame.sparkSession if isinstance(train, Stream) else None))
-    data, rows = _for_workers(train, workers, fit)
-    task = FitTask(build_model, data, validation, compute, fit, callbacks, output_dir)
-    checkpoints = checkpoint_plan(fit, compute, train, validation, output_dir, run_id)
+    session = spark or (train.frame.sparkSession if isinstance(train, Stream) else None)
+    wanted = count_workers(compute, session)
+    checkpoints = checkpoint_plan(fit, compute, wanted, train, validation, output_dir, run_id)
+    run_ids = chain([run_id], iter(new_run_id, None))
+    rows_for = cache(partial(_for_workers, train, fit))
+    laid_out_for = wanted if checkpoints is None else checkpoints.laid_out_for
     launched = time.perf_counter()
 
-    def launch_from(plan: CheckpointPlan | None, launches: int) -> list[bytes]:
+    def launch_from(plan: CheckpointPlan | None, workers: int) -> list[bytes]:
         nonlocal run_id
-        run_id = new_run_id() if launches else run_id
-        program = dump_program(partial(_fit_as_json, replace(task, checkpoints=plan)), "build_model and callbacks")
+        run_id, placed = next(run_ids), compute.with_slots(compute.slots // wanted * workers)
+        data, rows = rows_for(workers)
+        task = FitTask(build_model, data, validation, placed, quiet, callbacks, output_dir, plan, laid_out_for)
+        program = dump_program(partial(_fit_as_json, task), "build_model and callbacks")
         with ExitStack() as marks:
             marks.enter_context(announced(output_dir, run_id, "fit.output_dir"))
             if plan is not None:
                 marks.enter_context(announced(plan.folder, run_id, "fit.checkpoint_dir"))
-            asked = LaunchPlan.of(compute, run_id, results="all", tasks=workers)
-            return launch(program, compute, asked, spark, log, rows)
+            asked = LaunchPlan.of(placed, run_id, results="all", tasks=workers)
+            return launch(program, compute, asked, session, log, rows)
 
     with shown() if on_event is None else nullcontext(on_event) as receive:
         live = isinstance(receive, LiveDisplay)
-        if live:  # Keras' bar would show the same a second time
-            task = replace(task, fit=replace(fit, verbose=0))
+        quiet = replace(fit, verbose=0) if live else fit  # Keras' bar would show the same a second time
         log = _RunLog(receive)
-        texts, restarts = with_restarts(launch_from, checkpoints, compute.max_restarts, log)
+        gather = partial(gathered, compute, wanted, session)
+        texts, world_sizes = with_restarts(launch_from, checkpoints, compute.max_restarts, wanted, gather, log)
     if checkpoints is not None and fit.checkpoint_dir is None and fit.output_dir is None:
         shutil.rmtree(checkpoints.folder, ignore_errors=True)  # nobody knows its name, so nobody goes on from it
     total_s = time.perf_counter() - launched
@@ -135,7 +142,7 @@ def fit(
         )
     chief = outcomes[0]
     timed = sorted(chief["epoch_seconds"][1:] or chief["epoch_seconds"]) or [math.inf]
-    phases, used = chief["seconds"], epoch_rows(data, fit)
+    phases, used = chief["seconds"], epoch_rows(rows_for(world_sizes[-1])[0], fit)
     result = FitResult(
         history=chief["history"],
         model_path=Path(chief["model_path"]),
@@ -145,32 +152,12 @@ def fit(
         seconds={"launch": total_s - sum(phases.values()), **phases, "total": total_s},
         workers=tuple(log.workers[rank] for rank in sorted(log.workers)),
         run_id=run_id,
-        restarts=restarts,
+        restarts=len(world_sizes) - 1,
+        world_sizes=world_sizes,
     )
     if live:
         print_outcome(result)
     return result
-
-
-def launch(
-    program: bytes,
-    compute: ComputeConfig,
-    plan: LaunchPlan,
-    spark: Any,
-    on_event: Callable[[Event], None],
-    rows: Any = None,
-) -> list[bytes]:
-    """Run ``program`` on the workers that ``compute`` asks for, which get the partitions of the frame ``rows``.
-
-    Raises:
-        ConfigError: the Spark launcher was asked for and there is no session.
-    """
-    if compute.launcher == "local":
-        return LocalLauncher().launch(program, plan, on_event)
-    from tfdist.launch.spark import SparkLauncher, active_session
-
-    session = spark or (active_session() if rows is None else rows.sparkSession)
-    return SparkLauncher(session, compute.startup_timeout_s).launch(program, plan, on_event, rows)
 
 
 class _RunLog:
@@ -184,6 +171,8 @@ class _RunLog:
     def __call__(self, event: Event) -> None:
         if event["kind"] == "joined":
             self.workers[event["rank"]] = {k: event[k] for k in ("rank", "host", "pid", "devices")}
+        elif event["kind"] == "restart":
+            self.workers.clear()  # there may be fewer from now on
         elif event["kind"] == "epoch":
             if event["epoch"] < self._epochs_told:
                 return
@@ -201,6 +190,6 @@ def _output_dir(fit: FitConfig, train: Handle | Stream, run_id: str) -> Path:
     return train.model_root / run_id
 
 
-def _for_workers(train: Handle | Stream, workers: int, fit: FitConfig) -> tuple[TrainingData, Any]:
+def _for_workers(train: Handle | Stream, fit: FitConfig, workers: int) -> tuple[TrainingData, Any]:
     """What the workers are told of the data, and the frame whose partitions Spark hands to them, if any."""
     return (train, None) if isinstance(train, Handle) else train.dealt(workers, fit.global_batch, fit.epochs)

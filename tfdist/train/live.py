@@ -20,13 +20,15 @@ _NEEDED = {
     "step": {"epoch", "epochs", "step", "steps", "logs", "rows_per_s"},
     "epoch": {"epoch", "epochs", "logs", "rows_per_s", "seconds"},
     "line": {"text"},
-    "restart": {"attempt", "of", "epoch", "step", "cause"},
+    "restart": {"attempt", "of", "epoch", "step", "cause", "workers", "workers_before", "slots"},
+    "world": {"workers", "slots"},
     "checkpoint-failed": {"step", "error"},
     "waiting": {"ready", "wanted"},
     "joined": {"host"},
 }
+_WAITING = "waiting for slots"
 _WIDEST_BAR, _NARROWEST_BAR = 40, 6
-_STYLES = {"line": "dim", "joined": "dim", "restart": "yellow", "checkpoint-failed": "yellow"}
+_STYLES = {"line": "dim", "joined": "dim", **dict.fromkeys(("restart", "world", "checkpoint-failed"), "yellow")}
 
 
 def is_ours(event: Event) -> bool:
@@ -75,6 +77,7 @@ class LiveDisplay:
         self._place: dict[str, Any] | None = None
         self._rows_per_step = 0.0
         self._epoch_s: float | None = None
+        self._fewer = ""
         self._live = Live(
             self,
             console=console,
@@ -129,6 +132,17 @@ class LiveDisplay:
                 self._place = {**self._place, **place, "logs": event["logs"], "rows_per_s": event["rows_per_s"]}
             case "restart":
                 self._place, self._doing = None, "starting the workers again"
+                self._note_workers(event)
+            case "world":
+                self._note_workers(event)
+            case "joined" if self._doing == _WAITING:
+                self._doing = "starting the workers"
+            case "waiting":
+                self._place, self._doing = None, _WAITING
+
+    def _note_workers(self, event: Event) -> None:
+        few = event["workers"] < event["slots"]
+        self._fewer = f"{event['workers']} of {event['slots']} workers" if few else ""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         elapsed = f"{clock_text(self._clock() - self._begun)} elapsed"
@@ -142,6 +156,8 @@ class LiveDisplay:
             parts.append(self._doing)
         elif place["rows_per_s"] is not None:
             parts.append(f"{place['rows_per_s']:,.0f} rows/s")
+        if self._fewer:
+            parts.append(self._fewer)
         left_s = self._left_s(place)
         times = elapsed if left_s is None else f"{elapsed}, {clock_text(left_s)} left"
         rest = "  ".join(parts)

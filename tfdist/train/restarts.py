@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import signal
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tfdist.config import ComputeConfig, FitConfig
 from tfdist.data import Handle, Stream
+from tfdist.data.batches import plan_batches
 from tfdist.errors import (
     ConfigError,
     DataError,
     DivergenceError,
     LaunchError,
+    PreflightError,
     ResultError,
     StallError,
     TfdistError,
@@ -38,6 +40,7 @@ _LOST_BY_SPARK = ("SparkTaskLost", "SparkExecutorLost")
 def checkpoint_plan(
     fit: FitConfig,
     compute: ComputeConfig,
+    workers: int,
     train: Handle | Stream,
     validation: Handle | None,
     output_dir: Path,
@@ -47,7 +50,8 @@ def checkpoint_plan(
 
     Args:
         fit: how it is trained.
-        compute: where, with the workers that there will be.
+        compute: where.
+        workers: how many are wanted.
         train: its rows.
         validation: the validation rows.
         output_dir: where its model goes.
@@ -62,8 +66,10 @@ def checkpoint_plan(
     folder = output_dir.with_name(f"{output_dir.name}.checkpoints")
     if fit.checkpoint_dir is not None:
         folder = Path(fit.checkpoint_dir).absolute()
-    settings = _settings(fit, compute, train, validation)
-    plan = CheckpointPlan(folder, training, fit.checkpoint_every_steps, fit.keep_checkpoints, settings)
+    settings = _settings(fit, compute, workers, train, validation)
+    plan = CheckpointPlan(
+        folder, training, fit.checkpoint_every_steps, fit.keep_checkpoints, settings, laid_out_for=workers
+    )
     if not fit.resume:
         _warn_of_older(folder)
         return plan
@@ -72,11 +78,16 @@ def checkpoint_plan(
         warnings.warn(f"fit.resume: no checkpoint in {folder}; the training begins anew", stacklevel=4)
         return plan
     _check_settings(start, settings, fit)
-    return replace(plan, training=start.manifest.training, start=start)
+    _tell_of_other_workers(start, compute, workers)
+    kept = start.manifest.settings
+    began_with = kept.get("order", {}).get("laid_out_for") or kept["compute"]["slots"]
+    plan_batches(train.rows, fit.global_batch, workers, fit.drop_remainder, began_with)
+    settings["order"]["laid_out_for"] = began_with
+    return replace(plan, training=start.manifest.training, start=start, laid_out_for=began_with)
 
 
 def _settings(
-    fit: FitConfig, compute: ComputeConfig, train: Handle, validation: Handle | None
+    fit: FitConfig, compute: ComputeConfig, workers: int, train: Handle, validation: Handle | None
 ) -> dict[str, dict[str, Any]]:
     data = {"train": train, "validation": validation}
     return {
@@ -85,6 +96,7 @@ def _settings(
             for name in ("global_batch", "seed", "shuffle", "drop_remainder", "validation_batch")
         },
         "compute": {"slots": compute.slots, "strategy": compute.strategy_in_force},
+        "order": {"laid_out_for": workers},
         "until": {"epochs": fit.epochs},
         "rows": {name: None if handle is None else handle.rows for name, handle in data.items()},
         "data": {name: None if handle is None else handle.manifest.fingerprint for name, handle in data.items()},
@@ -93,10 +105,12 @@ def _settings(
 
 def _check_settings(start: Checkpoint, settings: Mapping[str, Mapping[str, Any]], fit: FitConfig) -> None:
     kept = start.manifest.settings
+    # Which strategy is in force follows from the slots, which may be others.
+    same_slots = kept["compute"].get("slots") == settings["compute"]["slots"]
     problems = [
         f"{part}.{name}: expected {kept[part].get(name)!r} to go on from {start.folder}, got {value!r}; set it so, or "
         "start anew with fit.resume=False"
-        for part in ("fit", "compute", "rows")
+        for part in ("fit", *(["compute"] if same_slots else []), "rows")
         for name, value in settings[part].items()
         if kept[part].get(name) != value
     ]
@@ -114,6 +128,17 @@ def _check_settings(start: Checkpoint, settings: Mapping[str, Mapping[str, Any]]
             )
 
 
+def _tell_of_other_workers(start: Checkpoint, compute: ComputeConfig, workers: int) -> None:
+    """Exactness needs as many workers as before; who has asked for an elastic training knows that."""
+    before = start.manifest.world_size
+    if compute.min_slots is None and workers != before:
+        warnings.warn(
+            f"compute.slots: {start.folder} was written by {before} workers, and {workers} go on with it; the "
+            "batches are the same, and the result is that of an undisturbed training up to rounding, not bit for bit",
+            stacklevel=5,
+        )
+
+
 def _warn_of_older(folder: Path) -> None:
     for older in checkpoints(folder)[:1]:
         position, until = older.manifest.position, older.manifest.settings.get("until", {}).get("epochs", 0)
@@ -127,8 +152,13 @@ def _warn_of_older(folder: Path) -> None:
 
 
 def with_restarts(
-    launch: Callable[[CheckpointPlan | None, int], T], plan: CheckpointPlan | None, max_restarts: int, on_event: OnEvent
-) -> tuple[T, int]:
+    launch: Callable[[CheckpointPlan | None, int], T],
+    plan: CheckpointPlan | None,
+    max_restarts: int,
+    wanted: int,
+    gather: Callable[[OnEvent], int],
+    on_event: OnEvent,
+) -> tuple[T, tuple[int, ...]]:
     """Launch a training, and again from its last checkpoint while workers die.
 
     Spark never retries a barrier stage, and a collective whose peer is gone cannot be mended: all workers start anew.
@@ -136,21 +166,26 @@ def with_restarts(
     before the next checkpoint it is raised.
 
     Args:
-        launch: trains from ``plan.start`` to the end; gets the plan and how many launches there were before.
+        launch: trains from ``plan.start`` to the end; gets the plan and the number of workers.
         plan: where it is written down; None always begins at the beginning.
         max_restarts: how often it is launched again.
-        on_event: receives ``restart`` events.
+        wanted: how many workers are wanted.
+        gather: before each launch, the number of workers that there are for it; may wait, and send events.
+        on_event: receives ``restart`` events, and ``world`` where the first launch gets fewer workers than wanted.
 
     Returns:
-        What ``launch`` returned, and how many restarts it took.
+        What ``launch`` returned, and the number of workers of each launch.
 
     Raises:
         TfdistError: the last error, which says how many restarts there were.
     """
     own_error: tuple[str, int] | None = None
+    sizes = [gather(on_event)]
+    if sizes[0] < wanted:
+        on_event({"kind": "world", "rank": 0, "workers": sizes[0], "slots": wanted})
     for attempt in range(max_restarts + 1):
         try:
-            return launch(plan, attempt), attempt
+            return launch(plan, sizes[-1]), tuple(sizes)
         except TfdistError as error:
             interrupted = getattr(error, "error_type", "") == "KeyboardInterrupt"
             if isinstance(error, _FINAL) or interrupted or not max_restarts:
@@ -161,8 +196,17 @@ def with_restarts(
             if attempt == max_restarts or (again is not None and again == own_error):
                 raise _with_count(error, attempt, max_restarts) from error.__cause__
             own_error = again
-            on_event(_restart_event(error, attempt + 1, max_restarts, plan))
+            sizes.append(_gather_again(gather, on_event, error))
+            on_event(_restart_event(error, (attempt + 1, max_restarts), wanted, plan, sizes))
     raise AssertionError("unreachable")
+
+
+def _gather_again(gather: Callable[[OnEvent], int], on_event: OnEvent, error: TfdistError) -> int:
+    cause = _first_line(error)
+    try:
+        return gather(lambda event: on_event({**event, "cause": cause}))
+    except PreflightError as few:
+        raise PreflightError([*few.problems, f"the training was to be launched again, since {cause}"]) from error
 
 
 def _from_newest(plan: CheckpointPlan | None) -> CheckpointPlan | None:
@@ -182,17 +226,26 @@ def _is_lost(error: TfdistError) -> bool:
     return kind in _SIGNALS or kind in (*_LOST, *_LOST_BY_SPARK) or "ollective" in str(error).partition("\n")[0]
 
 
-def _restart_event(error: TfdistError, attempt: int, of: int, plan: CheckpointPlan | None) -> dict[str, Any]:
+def _restart_event(
+    error: TfdistError, attempt: tuple[int, int], wanted: int, plan: CheckpointPlan | None, sizes: Sequence[int]
+) -> dict[str, Any]:
     position = None if plan is None else plan.position
     return {
         "kind": "restart",
         "rank": getattr(error, "rank", None) or 0,
-        "attempt": attempt,
-        "of": of,
-        "cause": str(error).partition("\n")[0],
+        "attempt": attempt[0],
+        "of": attempt[1],
+        "cause": _first_line(error),
+        "workers": sizes[-1],
+        "workers_before": sizes[-2],
+        "slots": wanted,
         "epoch": 0 if position is None else position.epoch,
         "step": 0 if position is None else position.total,
     }
+
+
+def _first_line(error: TfdistError) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _with_count(error: TfdistError, restarts: int, of: int) -> TfdistError:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfdist.cluster import worker_context
 from tfdist.strategies.corrections.training import set_usual_rows, usual_rows
 from tfdist.train import state
-from tfdist.train.checkpoint import Manifest, Position, RankState
+from tfdist.train.checkpoint import Checkpoint, Manifest, Position, RankState
+from tfdist.train.regroup import regrouped
 from tfdist.train.task import CheckpointPlan
 from tfdist.train.writer import CheckpointWriter
 
@@ -79,9 +82,15 @@ class ResumableCallbacks(keras.callbacks.CallbackList):  # type: ignore[misc]
         self._position = plan.position
         self._to_skip = self._position.executions
         self.writer = CheckpointWriter(plan.folder, plan.keep, self._worker.rank)
-        self._start: RankState | None = None if plan.start is None else plan.start.read(self._worker.rank)
-        if self._start is not None and self._start.values["usual_rows"] is not None:
-            set_usual_rows(model, self._start.values["usual_rows"])
+        self._start: RankState | None = None
+        if plan.start is None:
+            return
+        manifest = plan.start.manifest
+        # Ranks that are new take the random states and callbacks of the last one: the chief's may differ.
+        self._start = plan.start.read(min(self._worker.rank, manifest.world_size - 1))
+        if (rows := self._start.values["usual_rows"]) is not None:
+            same = not manifest.replicas or manifest.replicas == _replicas()
+            set_usual_rows(model, rows if same else rows * manifest.replicas / _replicas())
 
     @property
     def initial_epoch(self) -> int:
@@ -97,6 +106,8 @@ class ResumableCallbacks(keras.callbacks.CallbackList):  # type: ignore[misc]
         name, manifest = f"checkpoint {self._plan.start.folder}", self._plan.start.manifest
         self._variables = self._all_variables(self._start.values["global_seed"])
         state.check_described(self._variables, manifest.variables, name)
+        if (manifest.world_size, manifest.replicas or _replicas()) != (self._worker.world_size, _replicas()):
+            self._start = self._for_this_gang(self._plan.start, self._start)
         state.write_variables(self._variables, self._start.arrays)
         self._kept.put_back(self._start.values["callbacks"], self._start.arrays, name)
         state.put_random_state_back(self._start)
@@ -105,6 +116,10 @@ class ResumableCallbacks(keras.callbacks.CallbackList):  # type: ignore[misc]
             self.model.train_function = lambda _iterator: {}
         else:
             self._start = None
+
+    def _for_this_gang(self, start: Checkpoint, found: RankState) -> RankState:
+        values = regrouped(start, self._worker.rank, state.replicas_of(self._variables), state.on_read(self._variables))
+        return replace(found, arrays={**found.arrays, **values})
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if not self._to_skip:
@@ -158,13 +173,24 @@ class ResumableCallbacks(keras.callbacks.CallbackList):  # type: ignore[misc]
         rows = usual_rows(self.model)
         worker, plan = self._worker, self._plan
         manifest = Manifest(
-            plan.training, worker.run_id, worker.world_size, self._position, plan.settings, state.described(variables)
+            plan.training,
+            worker.run_id,
+            worker.world_size,
+            self._position,
+            plan.settings,
+            state.described(variables),
+            replicas=_replicas(),
+            on_read=state.on_read(variables),
         )
         values = {**kept.values, "global_seed": global_seed, "usual_rows": rows}
         self.writer.save(manifest, RankState(kept.arrays, values))
 
     def _all_variables(self, global_seed: bool) -> list[Any]:
         return state.variables_of(self.model, global_seed=global_seed)
+
+
+def _replicas() -> int:
+    return int(tf.distribute.get_strategy().num_replicas_in_sync)
 
 
 def _keeps_no_state(callback: Any) -> bool:

@@ -17,7 +17,8 @@ from tfdist.launch.devices import visible_devices
 from tfdist.launch.local import LocalLauncher
 from tfdist.launch.program import dump_program
 from tfdist.launch.protocol import LaunchPlan, OnEvent, new_run_id
-from tfdist.launch.spark import SparkLauncher, session_or_new, spark_facts
+from tfdist.launch.slots import spark_facts
+from tfdist.launch.spark import SparkLauncher, session_or_new
 from tfdist.train.console import print_event
 from tfdist.train.function import run_train_fn
 

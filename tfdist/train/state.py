@@ -73,6 +73,22 @@ def _text(variable: Sequence[Any]) -> str:
     return f"{path} {shape} {dtype}"
 
 
+def on_read(variables: Sequence[Any]) -> dict[str, str]:
+    """Number to ``sum`` or ``mean``, for variables of which each replica has its own value, aggregated when read."""
+    kinds = {tf.VariableAggregation.SUM: "sum", tf.VariableAggregation.MEAN: "mean"}
+    found = {}
+    for number, value in enumerate(variable.value for variable in variables):
+        own = getattr(value, "synchronization", None) == tf.VariableSynchronization.ON_READ
+        if own and tf.distribute.has_strategy() and value.aggregation in kinds:
+            found[str(number)] = kinds[value.aggregation]
+    return found
+
+
+def replicas_of(variables: Sequence[Any]) -> list[int]:
+    """How many values this process holds of each variable."""
+    return [len(_locals(variable)) for variable in variables]
+
+
 def read_variables(variables: Sequence[Any]) -> dict[str, np.ndarray]:
     """The values that this process holds, one for each of its replicas: some differ, and some are summed when read."""
     return {

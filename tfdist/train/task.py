@@ -57,6 +57,7 @@ class CheckpointPlan:
         keep: how many are kept.
         settings: what must be equal for a training to go on from a checkpoint.
         start: the one to go on from, or None.
+        laid_out_for: the number of workers with which the training began, whose batches it keeps.
     """
 
     folder: Path
@@ -65,6 +66,7 @@ class CheckpointPlan:
     keep: int
     settings: Mapping[str, Any]
     start: Checkpoint | None = None
+    laid_out_for: int | None = None
 
     @property
     def position(self) -> Position:
@@ -90,6 +92,7 @@ class FitTask:
         callbacks: makes the callbacks, or None.
         output_dir: where the chief publishes the model.
         checkpoints: where it is written down and what it goes on from, or None.
+        laid_out_for: the number of workers whose batches it keeps; None: that of now.
     """
 
     build_model: BuildModel
@@ -100,3 +103,4 @@ class FitTask:
     callbacks: BuildCallbacks | None
     output_dir: Path
     checkpoints: CheckpointPlan | None = None
+    laid_out_for: int | None = None

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import time
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from tfdist.cluster import worker_context
+from tfdist.data import Handle
 from tfdist.errors import ConfigError
 from tfdist.launch.pulse import At, collective_timeout_s, mark
 from tfdist.train.checkpoint import Position
-from tfdist.train.task import FitTask, epoch_rows
+from tfdist.train.task import FitTask, TrainingData, epoch_rows
 
 
 def fit_on_worker(task: FitTask) -> dict[str, Any]:
@@ -42,8 +44,9 @@ def fit_on_worker(task: FitTask) -> dict[str, Any]:
     with own_errors(), strategy_scope(worker.strategy, **placed):
         mark(At.WORKING)
         share: dict[str, Any] = {"repeat": True, "seed": fit.seed}
+        data = _laid_out(task, worker.world_size)
         begin = Position() if task.checkpoints is None else task.checkpoints.position
-        train = task.train.to_tf(
+        train = data.to_tf(
             global_batch=fit.global_batch,
             shuffle=fit.shuffle,
             drop_remainder=fit.drop_remainder,
@@ -51,7 +54,7 @@ def fit_on_worker(task: FitTask) -> dict[str, Any]:
             start_step=begin.data_step,
             **share,
         )
-        steps = task.train.steps(fit.global_batch, fit.drop_remainder)
+        steps = data.steps(fit.global_batch, fit.drop_remainder)
         arguments: dict[str, Any] = {"steps_per_epoch": steps}
         if task.validation is not None:
             batch = fit.validation_batch or fit.global_batch
@@ -78,6 +81,17 @@ def fit_on_worker(task: FitTask) -> dict[str, Any]:
         "epoch_seconds": events.epoch_seconds,
         "seconds": dict(zip(("build", "train", "save"), (b - a for a, b in pairwise(clock)), strict=True)),
     }
+
+
+def _laid_out(task: FitTask, workers: int) -> TrainingData:
+    """The training rows in the batches of the workers with which the training began."""
+    import tensorflow as tf
+
+    data, planned = task.train, task.laid_out_for
+    if not isinstance(data, Handle) or planned in (None, workers):
+        return data
+    each = tf.distribute.get_strategy().num_replicas_in_sync // workers  # a worker may hold several GPUs
+    return replace(data, laid_out_for=planned * each)
 
 
 def _checked(model: Any) -> Any:

@@ -19,9 +19,9 @@ def with_rows_for_all(compute: ComputeConfig, train: Handle | Stream) -> Compute
         warnings.warn(
             f"compute.slots: {train.rows} rows train on {slots} workers instead of {compute.slots}", stacklevel=3
         )
-        if isinstance(compute.show_output, int) and compute.show_output >= slots:
-            compute = replace(compute, show_output="none")
-    return replace(compute, slots=slots)
+        least = compute.min_slots and min(compute.min_slots, slots)
+        compute = replace(compute.with_slots(slots), min_slots=least)
+    return compute
 
 
 def count_workers(compute: ComputeConfig, spark: Any) -> int:
@@ -39,7 +39,8 @@ def count_workers(compute: ComputeConfig, spark: Any) -> int:
         return compute.slots
     if compute.launcher == "local":  # there each worker has a process and a GPU of its own
         return 1 if compute.strategy_in_force == "mirrored" else compute.slots
-    from tfdist.launch.spark import active_session, spark_facts
+    from tfdist.launch.slots import spark_facts
+    from tfdist.launch.spark import active_session
 
     conf = spark_facts(spark or active_session()).conf
     tasks, problems = preflight.tasks_for(
