@@ -289,7 +289,7 @@ def test_wrong_arguments_are_named(handles: tuple[Any, Any]) -> None:
 
 def test_an_output_folder_that_the_chief_does_not_see_is_refused_before_training(tmp_path: Path) -> None:
     """A chief that does not find the driver's mark in output_dir refuses it by the setting's name."""
-    with announced(tmp_path / "model", "run-1"):
+    with announced(tmp_path / "model", "run-1", "fit.output_dir"):
         check_announced(tmp_path / "model", "run-1")
         with pytest.raises(ConfigError, match=r"fit\.output_dir: expected a folder that the driver"):
             check_announced(tmp_path / "elsewhere", "run-1")
