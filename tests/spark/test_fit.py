@@ -254,6 +254,26 @@ def test_events_tell_the_driver_each_epoch_once(handles: tuple[Any, Any]) -> Non
     assert all(math.isfinite(e["rows_per_s"]) for e in epochs)
 
 
+def test_threads_do_not_grow_with_the_steps(tmp_path: Path) -> None:
+    """A worker has as many threads after hundreds of steps with a peer as after the first epoch."""
+
+    def count() -> list[Any]:
+        import keras
+
+        def note(_epoch: int, _logs: Any) -> None:
+            with open(tmp_path / str(tfdist.worker_context().rank), "a") as file:
+                file.write(f"{len(list(Path('/proc/self/task').iterdir()))}\n")
+
+        return [keras.callbacks.LambdaCallback(on_epoch_end=note)]
+
+    compute = tfdist.ComputeConfig(slots=2, launcher="local", threads_per_worker=1)
+    fit = tfdist.FitConfig(global_batch=2, epochs=5, output_dir=tmp_path / "model")
+    tfdist.fit(build_small, tiny_parquet(tmp_path / "data", 200), compute=compute, fit=fit, callbacks=count)
+    for rank in "01":
+        first, *_, last = map(int, (tmp_path / rank).read_text().split())
+        assert last - first < 50
+
+
 def test_a_dropped_remainder_is_reported(tmp_path: Path) -> None:
     """43 rows in batches of 8 without the remainder: an epoch trains on 40, and 3 are said to be left out."""
     compute = tfdist.ComputeConfig(launcher="local", threads_per_worker=1)

@@ -36,14 +36,6 @@ _SIZE = 1 << 16
 _MACHINERY = f'  File "{Path(__file__).with_name("child.py")}"'
 
 
-def collective_timeout_s(stall_timeout_s: float | None) -> float | None:
-    """Seconds that a collective of ``tfdist.fit`` waits for a peer: longer than any delay that is no stall.
-
-    So it ends the survivors only where the driver cannot: it is gone, or does not reach them.
-    """
-    return None if stall_timeout_s is None else (PATIENCE + 1) * stall_timeout_s
-
-
 class At(IntEnum):
     """What a process is doing, as far as it says so."""
 

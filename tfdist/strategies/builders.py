@@ -24,25 +24,25 @@ class StrategySpec:
 
     Args:
         name: as in ``ComputeConfig.strategy``.
-        build: makes the strategy in this process, given the seconds that a collective may wait for a peer, or None.
+        build: makes the strategy in this process.
         cannot: what it does not do, for a person to read.
     """
 
     name: str
-    build: Callable[[float | None], Any]
+    build: Callable[[], Any]
     cannot: str
 
 
-def _build_single(_collective_timeout_s: float | None) -> Any:
+def _build_single() -> Any:
     return tf.distribute.get_strategy()
 
 
-def _build_mirrored(_collective_timeout_s: float | None) -> Any:
+def _build_mirrored() -> Any:
     devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
     return tf.distribute.MirroredStrategy([device.name for device in devices])
 
 
-def _build_multi_worker_mirrored(collective_timeout_s: float | None) -> Any:
+def _build_multi_worker_mirrored() -> Any:
     cluster = json.loads(os.environ.get("TF_CONFIG") or "{}")
     if not cluster.get("cluster", {}).get("worker"):
         raise ConfigError(
@@ -50,8 +50,9 @@ def _build_multi_worker_mirrored(collective_timeout_s: float | None) -> Any:
             "launcher of tfdist starts it, with several slots"
         )
     try:
-        options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=collective_timeout_s)
-        return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+        # No CommunicationOptions(timeout_seconds=): for each collective TensorFlow would start a thread that sleeps as
+        # long as the timeout, until the system has no threads left. The driver sees to it that nobody waits for ever.
+        return tf.distribute.MultiWorkerMirroredStrategy()
     except tf.errors.UnknownError as error:
         if "start gRPC server" not in str(error):
             raise
@@ -75,13 +76,12 @@ STRATEGIES: dict[str, StrategySpec] = {
 }
 
 
-def build(name: str, *, threads: int | None = None, collective_timeout_s: float | None = None) -> Any:
+def build(name: str, *, threads: int | None = None) -> Any:
     """Make a strategy.
 
     Args:
         name: one of :data:`STRATEGIES`.
         threads: TensorFlow's intra-op threads in this process; None leaves its own choice.
-        collective_timeout_s: seconds that a collective across workers waits for a peer before it fails; None: for ever.
 
     Returns:
         The ``tf.distribute.Strategy``.
@@ -94,7 +94,7 @@ def build(name: str, *, threads: int | None = None, collective_timeout_s: float 
         raise ConfigError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {name!r}")
     if threads is not None:
         _set_threads(threads)
-    return STRATEGIES[name].build(collective_timeout_s)
+    return STRATEGIES[name].build()
 
 
 def _set_threads(threads: int) -> None:
@@ -109,21 +109,18 @@ def _set_threads(threads: int) -> None:
 
 
 @contextmanager
-def strategy_scope(
-    name: str, *, threads: int | None = None, seed: int | None = None, collective_timeout_s: float | None = None
-) -> Iterator[Any]:
+def strategy_scope(name: str, *, threads: int | None = None, seed: int | None = None) -> Iterator[Any]:
     """Build a strategy, correct Keras for it and enter its scope.
 
     Args:
         name: one of :data:`STRATEGIES`.
         threads: TensorFlow's intra-op threads in this process; None leaves its own choice.
         seed: makes the training reproducible, see :func:`seed_everything`; None seeds nothing.
-        collective_timeout_s: as in :func:`build`.
 
     Yields:
         The ``tf.distribute.Strategy``.
     """
-    strategy = build(name, threads=threads, collective_timeout_s=collective_timeout_s)
+    strategy = build(name, threads=threads)
     logger = logging.getLogger("tensorflow")
     logger.addFilter(_tells_something)
     try:

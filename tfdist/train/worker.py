@@ -11,7 +11,7 @@ from typing import Any
 from tfdist.cluster import worker_context
 from tfdist.data import Handle
 from tfdist.errors import ConfigError
-from tfdist.launch.pulse import At, collective_timeout_s, mark
+from tfdist.launch.pulse import At, mark
 from tfdist.train.checkpoint import Position
 from tfdist.train.task import FitTask, TrainingData, epoch_rows
 
@@ -39,7 +39,6 @@ def fit_on_worker(task: FitTask) -> dict[str, Any]:
     placed: dict[str, Any] = {
         "threads": task.compute.threads_per_worker,
         "seed": fit.seed,
-        "collective_timeout_s": collective_timeout_s(task.compute.stall_timeout_s),
     }
     with own_errors(), strategy_scope(worker.strategy, **placed):
         mark(At.WORKING)
