@@ -14,16 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,11 +29,12 @@ import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pyspark
+from peers import spark_session
 from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
 from sklearn.datasets import load_digits
+from standalone import MASTER, WORKER, daemon, daemon_environ
 
 import tfdist
 from tfdist.environ import adopt
@@ -47,6 +44,7 @@ from tfdist.train.console import describe
 
 _LOSE_AFTER, _GROW_AFTER = 25, 40  # steps, of 57
 _START_TIMEOUT_S = 120.0
+_PLACE = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
 FIT = tfdist.FitConfig(epochs=3, global_batch=96, seed=3, checkpoint_every_steps=4)
 
 
@@ -75,69 +73,15 @@ class Outcome:
     loss_difference: float
 
 
-@contextmanager
-def daemon(*arguments: str, ready: str) -> Iterator[str]:
-    """A Spark daemon of a standalone cluster, ended with the block; gives what ``ready`` matched in its log."""
-    command = [Path(pyspark.__file__).parent / "bin" / "spark-class", *arguments]
-    environ = {**os.environ, "SPARK_DAEMON_MEMORY": "256m"}
-    process = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    matched: list[str] = []
-    found = threading.Event()
-
-    def follow() -> None:
-        assert process.stdout is not None
-        with process.stdout as log:
-            for line in log:
-                if match := re.search(ready, line):
-                    matched.append(match[0])
-                    found.set()
-        found.set()
-
-    reader = threading.Thread(target=follow)
-    reader.start()
-    try:
-        found.wait(_START_TIMEOUT_S)
-        assert matched, f"{arguments[0]} did not start"
-        yield matched[0]
-    finally:
-        process.terminate()
-        process.wait()
-        reader.join()
-
-
 def master() -> Any:
     """A Master on a free port."""
-    place = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-    return daemon("org.apache.spark.deploy.master.Master", *place, ready=r"spark://127\.0\.0\.1:\d+")
+    return daemon(MASTER, *_PLACE, ready=r"spark://\S+:\d+", environ=daemon_environ())
 
 
 def worker(master_url: str, folder: str) -> Any:
     """A Worker with one core."""
-    place = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0", "--work-dir", folder)
-    room = ("--cores", "1", "--memory", "1g")
-    ready = "Successfully registered with master"
-    return daemon("org.apache.spark.deploy.worker.Worker", *place, *room, master_url, ready=ready)
-
-
-@contextmanager
-def session(master_url: str) -> Iterator[SparkSession]:
-    conf = {
-        "spark.master": master_url,
-        "spark.pyspark.python": sys.executable,
-        "spark.driver.host": "127.0.0.1",
-        "spark.executor.memory": "512m",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "OFF",
-    }
-    builder = SparkSession.builder
-    for key, value in conf.items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    try:
-        yield spark
-    finally:
-        spark.stop()
+    given = ("--work-dir", folder, "--cores", "1", "--memory", "1g", master_url)
+    return daemon(WORKER, *_PLACE, *given, ready="Successfully registered with master", environ=daemon_environ())
 
 
 def digits(folder: Path) -> tfdist.data.Handle:
@@ -260,7 +204,9 @@ class Cluster:
             for thread in [threading.Thread(target=self.grow, args=(f"worker{n}",)) for n in range(workers)]:
                 thread.start()
                 starting.callback(thread.join)
-        self.spark = self._stack.enter_context(session(self.url))
+        self.spark = self._stack.enter_context(
+            spark_session(self.url, {"spark.executor.memory": "512m", "spark.log.level": "OFF"})
+        )
         wait_for_slots(self.spark, workers, _START_TIMEOUT_S, lambda event: None)
 
     def on_event(self, event: Event) -> None:

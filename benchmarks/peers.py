@@ -7,7 +7,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,26 +27,34 @@ print("RESULT " + json.dumps(function(**json.loads(sys.argv[4]))), flush=True)
 
 
 @contextmanager
-def spark_cluster(workers: int = 2) -> Iterator[SparkSession]:
-    """A session with ``workers`` executors of one core each on this host."""
-    adopt({"SPARK_LOCAL_IP": "127.0.0.1", "TF_CPP_MIN_LOG_LEVEL": "3"})
+def spark_session(master: str, changes: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+    """A quiet session on a cluster of this host, with ``changes`` of its configuration."""
     conf = {
-        "spark.master": f"local-cluster[{workers},1,2048]",
+        "spark.master": master,
         "spark.pyspark.python": sys.executable,
         "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
+        **(changes or {}),
     }
     builder = SparkSession.builder
     for key, value in conf.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()
     try:
-        session.range(0, workers, 1, workers).count()  # its executors are there
         yield session
     finally:
         session.stop()
+
+
+@contextmanager
+def spark_cluster(workers: int = 2) -> Iterator[SparkSession]:
+    """A session with ``workers`` executors of one core each on this host."""
+    adopt({"SPARK_LOCAL_IP": "127.0.0.1", "TF_CPP_MIN_LOG_LEVEL": "3"})
+    with spark_session(f"local-cluster[{workers},1,2048]") as session:
+        session.range(0, workers, 1, workers).count()  # its executors are there
+        yield session
 
 
 def run_bare(function: str, arguments: dict[str, Any], workers: int = 2) -> list[Any]:
